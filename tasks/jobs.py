@@ -1,0 +1,278 @@
+"""Long work on a host: detached, resumable, watched from the controller.
+
+Started once for a key (the digest of its inputs), it survives everything but the host's death:
+a dropped session, a dead controller, Ctrl-C. Whoever comes back with the same key attaches; with
+another key they are refused and told what runs. The mechanism on the host is `onhost/job.sh`.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tasks.remote import LostHost, Remote, quote, write_file
+
+HEARTBEAT_SECONDS = 30
+SHOW_SECONDS = 5
+LOST_SECONDS = 600
+LOG_BYTES = 4000
+
+
+@dataclass(frozen=True)
+class JobState:
+    """What `job.sh status` said. Times are the host's, in Unix seconds."""
+
+    state: str
+    key: str
+    rc: int | None
+    started: int | None
+    ended: int | None
+    now: int | None
+    log: str
+    result: str
+
+    @property
+    def elapsed(self) -> int:
+        """Seconds from start to end, or to now while it runs."""
+        if self.started is None:
+            return 0
+        return (self.ended or self.now or self.started) - self.started
+
+
+@dataclass(frozen=True)
+class Progress:
+    """One progress line of an onhost program."""
+
+    phase: str
+    done: float
+    total: float
+    unit: str
+    note: str
+
+
+@dataclass(frozen=True)
+class Job:
+    """Work to do once: where its state lies, what it is, and for which inputs."""
+
+    name: str
+    folder: str
+    key: str
+    argv: tuple[str, ...]
+    stdin: str = ""
+    env: tuple[tuple[str, str], ...] = ()
+    deadline: float = 6 * 3600
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended. `result` is the JSON document of its program, when it printed one."""
+
+    ok: bool
+    seconds: int
+    result: dict[str, Any]
+    log: str
+    why: str | None = None
+
+
+def parse_status(text: str) -> JobState:
+    """The answer of `job.sh status`. Unknown or missing fields are None or empty, never an error."""
+    fields = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+
+    def number(name: str) -> int | None:
+        value = fields.get(name, "")
+        return int(value) if value.isdigit() else None
+
+    def decoded(name: str) -> str:
+        try:
+            return base64.b64decode(fields.get(name, "")).decode("utf-8", "replace")
+        except ValueError:
+            return ""
+
+    return JobState(
+        state=fields.get("state", "absent"),
+        key=fields.get("key", ""),
+        rc=number("rc"),
+        started=number("started"),
+        ended=number("ended"),
+        now=number("now"),
+        log=decoded("log"),
+        result=decoded("result"),
+    )
+
+
+def last_progress(log: str) -> Progress | None:
+    """The newest `#progress {...}` line of a log."""
+    for line in reversed(log.splitlines()):
+        if line.startswith("#progress "):
+            try:
+                data = json.loads(line[len("#progress ") :])
+                return Progress(
+                    str(data.get("phase", "")),
+                    float(data.get("done", 0)),
+                    float(data.get("total") or 0),
+                    str(data.get("unit", "")),
+                    str(data.get("note", "")),
+                )
+            except (ValueError, TypeError, AttributeError):
+                continue
+    return None
+
+
+def log_lines(log: str, count: int = 20) -> list[str]:
+    """The last lines of a log without progress lines; `\\r` bars count as line ends."""
+    lines = [line.rstrip() for line in log.replace("\r", "\n").splitlines()]
+    return [line for line in lines if line and not line.startswith("#progress ")][-count:]
+
+
+def in_units(value: float, unit: str) -> str:
+    """A count in its unit; bytes in the decimal units that hubs and disks use."""
+    if unit != "bytes":
+        return f"{value:g}"
+    for name in ("B", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.3g} {name}"
+        value /= 1000
+    return f"{value:.4g} TB"
+
+
+def in_time(seconds: float) -> str:
+    """Seconds as people say them: 42 s, 3 min 10 s, 2 h 5 min."""
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+class Meter:
+    """Turns progress into `62 % · 48/78 · 12 MB/s · 40 s left`, phase by phase."""
+
+    def __init__(self) -> None:
+        self._phase = ""
+        self._first: tuple[float, float] = (0, 0)
+
+    def line(self, progress: Progress, clock: float) -> str:
+        """What to show; `clock` in seconds, from any steady origin."""
+        if progress.phase != self._phase:
+            self._phase, self._first = progress.phase, (clock, progress.done)
+        parts = [progress.phase]
+        if progress.total > 0:
+            parts.append(f"{min(100, 100 * progress.done / progress.total):.0f} %")
+            unit = "" if progress.unit == "bytes" else f" {progress.unit}"
+            done, total = in_units(progress.done, progress.unit), in_units(progress.total, progress.unit)
+            parts.append(f"{done} of {total}{unit}")
+        spent, made = clock - self._first[0], progress.done - self._first[1]
+        if spent >= SHOW_SECONDS and made > 0:
+            rate = made / spent
+            if progress.unit == "bytes":
+                parts.append(f"{in_units(rate, 'bytes')}/s")
+            if progress.total > progress.done:
+                parts.append(f"{in_time((progress.total - progress.done) / rate)} left")
+        if progress.note:
+            parts.append(progress.note)
+        return " · ".join(parts)
+
+
+def start_script(job: Job, program: str) -> str:
+    """The sh that hands a job to `job.sh` (at `program`) and starts it; its key decides whether it runs."""
+    exports = "".join(f"export {name}={quote(value)}\n" for name, value in job.env)
+    command = exports + "exec " + " ".join(quote(part) for part in job.argv) + "\n"
+    folder = quote(job.folder)
+    return (
+        f"umask 077; mkdir -p {folder} && {write_file(job.folder + '/command.new', command)}"
+        f" && cat > {quote(job.folder + '/input.new')}"
+        f" && sh {quote(program)} start {folder} {quote(job.key)} {quote('rackwright-job-' + job.name)}"
+    )
+
+
+def status(remote: Remote, program: str, folder: str, log_bytes: int = LOG_BYTES) -> JobState:
+    """Ask how a job stands. Raises LostHost."""
+    return parse_status(
+        remote.run(f"sh {quote(program)} status {quote(folder)} {log_bytes}", timeout=60).stdout
+    )
+
+
+def run_job(
+    remote: Remote,
+    program: str,
+    job: Job,
+    say: Callable[[str], None],
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Outcome:
+    """Have a job done: start it or attach to it, show its progress, and wait for its end.
+
+    Lost connections are taken up again for ten minutes; the job goes on meanwhile.
+    """
+    began = clock()
+    answer = remote.run(start_script(job, program), stdin=job.stdin or "\n", timeout=90)
+    word, _, rest = answer.stdout.strip().partition(" ")
+    if word == "other":
+        return Outcome(
+            False, 0, {}, "", f"another {job.name} job is running for other inputs ({rest[:12]}); wait for it"
+        )
+    if word == "busy":
+        return Outcome(False, 0, {}, "", f"another run is starting {job.name} this very moment; run again")
+    if word not in ("started", "attached", "done"):
+        return Outcome(
+            False, 0, {}, "", f"the job could not be started: {answer.stderr.strip() or answer.stdout}"
+        )
+    if word == "attached":
+        say(f"{job.name}: already running on the host, attached to it")
+    meter, shown, shown_at, lost_at = Meter(), "", clock(), None
+    while True:
+        try:
+            now = status(remote, program, job.folder)
+            lost_at = None
+        except LostHost as lost:
+            lost_at = lost_at or clock()
+            if clock() - lost_at > LOST_SECONDS:
+                return Outcome(
+                    False, int(clock() - began), {}, "", f"the host is gone: {lost}; the job may go on there"
+                )
+            say(f"{job.name}: connection lost ({lost}); the job goes on, connecting again")
+            sleep(2)
+            try:
+                remote.reconnect()
+            except LostHost:
+                sleep(5)
+            continue
+        if now.state in ("done", "dead", "absent"):
+            return outcome_of(job, now)
+        progress = last_progress(now.log)
+        lines = log_lines(now.log, 1)
+        line = meter.line(progress, clock()) if progress else (lines[-1] if lines else "")
+        since = clock() - shown_at
+        if (line != shown and since >= SHOW_SECONDS) or since >= HEARTBEAT_SECONDS:
+            say(f"{job.name}: {in_time(now.elapsed)}: {line[:160]}")
+            shown, shown_at = line, clock()
+        if now.elapsed > job.deadline:
+            remote.run(f"sh {quote(program)} cancel {quote(job.folder)}", timeout=60)
+            return Outcome(
+                False, now.elapsed, {}, now.log, f"took longer than {in_time(job.deadline)}; ended it"
+            )
+        sleep(0.3 if clock() - began < 5 else 2)
+
+
+def outcome_of(job: Job, now: JobState) -> Outcome:
+    """A finished, dead or vanished job as an outcome with a reason."""
+    try:
+        result = json.loads(now.result) if now.result.strip() else {}
+    except ValueError:
+        result = {}
+    if not isinstance(result, dict):
+        result = {}
+    if now.state == "done" and now.rc == 0:
+        return Outcome(True, now.elapsed, result, now.log)
+    if now.state == "done":
+        why = f"ended with exit code {now.rc}"
+    elif now.state == "dead":
+        why = "died without a word (killed, out of memory, or the host restarted); run again to go on"
+    else:
+        why = f"left no state in {job.folder}; run again"
+    return Outcome(False, now.elapsed, result, now.log, why)

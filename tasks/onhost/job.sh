@@ -1,0 +1,103 @@
+#!/bin/sh
+# Detached, resumable work on a host. Needs only POSIX sh, setsid or systemd-run, base64 and /proc.
+#
+#   job.sh start DIR KEY [UNIT]     start DIR/command (a script) once for KEY; prints one line
+#   job.sh status DIR BYTES         prints state, the log's last BYTES and the result, as base64
+#   job.sh cancel DIR               end the job's whole process group
+#
+# State in DIR: key, boot, pid, start (of that pid, so that a reused pid is not taken for ours),
+# started, ended, rc, log (stderr of the work), result (its stdout), input (its stdin).
+# A job is done only when rc exists; rc is written last, by rename.
+set -u
+
+boot_id() { cat /proc/sys/kernel/random/boot_id 2>/dev/null || echo unknown; }
+
+# Field 22 of stat, counted after the last ')' because the name may hold spaces (proc(5)).
+start_of() { sed 's/.*) //' "/proc/$1/stat" 2>/dev/null | cut -d' ' -f20; }
+
+alive() {
+    [ -f pid ] && [ "$(cat boot 2>/dev/null)" = "$(boot_id)" ] || return 1
+    p=$(cat pid) && [ -n "$p" ] && s=$(start_of "$p") && [ -n "$s" ] && [ "$s" = "$(cat start 2>/dev/null)" ]
+}
+
+state() {
+    if [ -f rc ]; then echo done; elif alive; then echo running; elif [ -f key ]; then echo dead; else echo absent; fi
+}
+
+case "$1" in
+run)
+    cd "$2" || exit 1
+    boot_id >boot
+    start_of $$ >start
+    echo $$ >pid.new && mv pid.new pid
+    sh ./command <input >result 2>>log
+    echo $? >rc.new
+    date +%s >ended
+    sync rc.new 2>/dev/null
+    mv rc.new rc
+    ;;
+start)
+    dir=$2 key=$3 unit=${4:-}
+    mkdir -p "$dir" && cd "$dir" || exit 1
+    # mkdir is the lock: two controllers at once start one job, not two.
+    if ! mkdir starting 2>/dev/null; then
+        if [ -n "$(find starting -maxdepth 0 -mmin +2 2>/dev/null)" ]; then rmdir starting; fi
+        mkdir starting 2>/dev/null || { echo "busy"; exit 0; }
+    fi
+    trap 'rmdir "$dir/starting" 2>/dev/null' EXIT
+    old=$(cat key 2>/dev/null)
+    case $(state) in
+    running)
+        if [ "$old" = "$key" ]; then echo attached; else echo "other $old"; fi
+        exit 0 ;;
+    done)
+        if [ "$old" = "$key" ] && [ "$(cat rc)" = 0 ] && [ ! -f again ]; then echo done; exit 0; fi ;;
+    esac
+    if [ -f command.new ]; then mv -f command.new command; mv -f input.new input; fi
+    rm -f rc ended pid boot start again result
+    [ -f log ] && mv -f log log.1
+    : >log
+    printf %s "$key" >key
+    date +%s >started
+    # A system unit outlives logout. A user's manager does not (without lingering), setsid does.
+    if [ -n "$unit" ] && [ -d /run/systemd/system ] && [ "$(id -u)" = 0 ]; then
+        systemd-run --quiet --collect --unit="$unit" --property=KillMode=control-group \
+            /bin/sh "$0" run "$dir" >>log 2>&1 || { cat log >&2; exit 1; }
+    elif command -v setsid >/dev/null 2>&1; then
+        setsid nohup /bin/sh "$0" run "$dir" </dev/null >/dev/null 2>&1 &
+    else
+        nohup /bin/sh "$0" run "$dir" </dev/null >/dev/null 2>&1 &
+    fi
+    i=0
+    while [ ! -f pid ] && [ ! -f rc ] && [ $i -lt 100 ]; do sleep 0.1; i=$((i + 1)); done
+    [ -f pid ] || { echo "did not start: $(tail -n 3 log)" >&2; exit 1; }
+    echo started
+    ;;
+status)
+    cd "$2" 2>/dev/null || { echo "state=absent"; exit 0; }
+    s=$(state)
+    echo "state=$s"
+    echo "key=$(cat key 2>/dev/null)"
+    echo "rc=$(cat rc 2>/dev/null)"
+    echo "started=$(cat started 2>/dev/null)"
+    echo "ended=$(cat ended 2>/dev/null)"
+    echo "now=$(date +%s)"
+    echo "log=$(tail -c "$3" log 2>/dev/null | base64 | tr -d '\n')"
+    if [ "$s" = done ]; then echo "result=$(base64 <result 2>/dev/null | tr -d '\n')"; fi
+    ;;
+cancel)
+    cd "$2" 2>/dev/null || exit 0
+    alive || exit 0
+    p=$(cat pid)
+    # the session leader's group; systemd-run gives the leader a group of its own too
+    kill -TERM -- "-$p" 2>/dev/null || kill -TERM "$p" 2>/dev/null
+    i=0
+    while alive && [ $i -lt 50 ]; do sleep 0.2; i=$((i + 1)); done
+    alive && kill -KILL -- "-$p" 2>/dev/null
+    exit 0
+    ;;
+*)
+    echo "usage: job.sh start|status|cancel DIR ..." >&2
+    exit 2
+    ;;
+esac

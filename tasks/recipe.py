@@ -1,0 +1,331 @@
+"""What should be served: the recipe, its schema and how it is loaded.
+
+A recipe is data (TOML under `inventories/recipes/`): a new checkpoint, engine version or GPU
+needs no code. Values that come from the world name their source in a comment beside them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from tasks.digest import digest_of
+from tasks.mistakes import Mistakes, explain, nearest
+from tasks.paths import RECIPES
+
+Flag = bool | int | float | str | list[str] | dict[str, Any]
+Port = Annotated[int, Field(ge=1, le=65535)]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Commit = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
+Route = Literal["wheel", "source", "docker"]
+SourceName = Literal["huggingface", "modelscope", "s3", "path", "peer", "generate"]
+ROUTES: tuple[str, ...] = get_args(Route)
+
+
+class Part(BaseModel):
+    """A strict, frozen part of a recipe: unknown keys are mistakes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class HubSource(Part):
+    """A repository of a hub at one revision (a commit; a branch name is not a pin)."""
+
+    repo: str
+    revision: str
+
+
+class S3Source(Part):
+    """A prefix in S3-compatible storage."""
+
+    bucket: str
+    prefix: str
+
+
+class GenerateSource(Part):
+    """A checkpoint that an onhost program writes, deterministically, instead of a download."""
+
+    program: str
+    options: dict[str, Any] = {}
+
+
+class Sources(Part):
+    """Where the weights can come from; a site decides the order."""
+
+    huggingface: HubSource | None = None
+    modelscope: HubSource | None = None
+    s3: S3Source | None = None
+    generate: GenerateSource | None = None
+
+
+class Model(Part):
+    """The checkpoint: its name for clients, its sources and what makes it whole."""
+
+    name: str
+    shards: int = Field(gt=0)
+    bytes: int = Field(gt=0)
+    manifest: str | None = None
+    speculative: list[Literal["mtp", "dspark", "ngram"]] = []
+    attention_heads: int | None = None
+    sources: Sources
+
+
+class Hardware(Part):
+    """What the host must be. Empty fields are not checked."""
+
+    gpu: str | None = None
+    count: int = 0
+    compute_capability: str | None = Field(None, pattern=r"^\d+\.\d+$")
+    memory_gib: float | None = None
+    driver: str | None = Field(None, pattern=r"^\d+(\.\d+)*$")
+    cuda_toolkit: str | None = Field(None, pattern=r"^\d+\.\d+$")
+    cpu_flags: list[str] = []
+    ram_gib: float = 2
+    shm_gib: float = 0
+
+
+class Shim(Part):
+    """A stub distribution that the engine looks up by name (see `reference` in the recipe)."""
+
+    name: str
+    version: str
+
+
+class WheelRoute(Part):
+    """A stock engine from wheels, all of them in a lock with hashes."""
+
+    package: str
+    version: str
+    python: str = Field(pattern=r"^3\.\d+$")
+    lock: str
+    extra_index_urls: list[str] = []
+    shims: list[Shim] = []
+    imports: list[str] = []
+    cuda_major: int | None = None
+    env_bytes: int = Field(gt=0)
+    wheel_bytes: int = Field(gt=0)
+
+
+class PinnedWheel(Part):
+    """One wheel by hash, with the places that serve it."""
+
+    package: str
+    version: str
+    file: str
+    sha256: Sha256
+    bytes: int | None = None
+    urls: list[str]
+
+
+class SourceRoute(Part):
+    """The engine from source, at one commit, with the wheels it must find installed."""
+
+    repo: str
+    commit: Commit
+    tag: str | None = None
+    python: str = Field(pattern=r"^3\.\d+$")
+    torch_backend: str
+    cuda_major: int
+    cuda_toolkit: str
+    requirements: str
+    build_requirements: str
+    drop_lines: list[str] = []
+    env: dict[str, str] = {}
+    wheels: list[PinnedWheel] = []
+    extensions: list[str] = []
+    ops: list[str] = []
+    env_bytes: int = Field(gt=0)
+
+
+class DockerRoute(Part):
+    """The engine as an image, by digest where one is known."""
+
+    image: str
+    digest: str | None = Field(None, pattern=r"^sha256:[0-9a-f]{64}$")
+    replacement: str | None = None
+    cuda_major: int | None = None
+    flags: dict[str, Flag] = {}
+    env: dict[str, str] = {}
+    image_bytes: int = Field(gt=0)
+
+
+class Engines(Part):
+    """The routes by which this recipe's engine can be had."""
+
+    default: Route
+    wheel: WheelRoute | None = None
+    source: SourceRoute | None = None
+    docker: DockerRoute | None = None
+
+    def routes(self) -> list[str]:
+        """Names of the routes that this recipe has."""
+        return [name for name in ROUTES if getattr(self, name) is not None]
+
+    @model_validator(mode="after")
+    def _default_is_there(self) -> Engines:
+        if self.default not in self.routes():
+            raise ValueError(f"default = {self.default!r} has no [engine.{self.default}] section")
+        return self
+
+
+class Mode(Part):
+    """What one serving mode adds to the common flags; `false` takes a flag away."""
+
+    flags: dict[str, Flag] = {}
+    env: dict[str, str] = {}
+    ready_seconds: int | None = Field(None, gt=0)
+
+
+class Serve(Part):
+    """How it is served: what every mode has, and the modes."""
+
+    flags: dict[str, Flag] = {}
+    env: dict[str, str] = {}
+    unset: list[str] = []
+    ready_seconds: int = Field(1800, gt=0)
+    stop_seconds: int = Field(60, gt=0)
+    modes: dict[str, Mode]
+
+    @field_validator("modes")
+    @classmethod
+    def _eager_is_the_way_back(cls, modes: dict[str, Mode]) -> dict[str, Mode]:
+        if "eager" not in modes:
+            raise ValueError("a mode 'eager' is needed: it is the safe mode that others fall back to")
+        return modes
+
+
+class Acceptance(Part):
+    """What proof means for this checkpoint."""
+
+    profile: Literal["smoke", "standard", "deep"] = "standard"
+    knowledge: bool = True
+    skip: dict[str, str] = {}
+
+
+class KnownIssue(Part):
+    """A known fault of this combination, with where it is written down."""
+
+    id: str
+    summary: str
+    reference: str
+
+
+class Recipe(Part):
+    """One recipe, valid. `name` is the file's stem."""
+
+    name: str
+    summary: str
+    proven: str
+    model: Model
+    hardware: Hardware
+    engine: Engines
+    serve: Serve
+    acceptance: Acceptance = Acceptance()
+    known_issues: list[KnownIssue] = []
+
+    def route(self, name: str | None = None) -> WheelRoute | SourceRoute | DockerRoute:
+        """The pins of one engine route.
+
+        Raises KeyError when the recipe does not have that route.
+        """
+        found: WheelRoute | SourceRoute | DockerRoute | None = getattr(
+            self.engine, name or self.engine.default, None
+        )
+        if found is None:
+            raise KeyError(name)
+        return found
+
+    def flags(self, mode: str, route: str) -> dict[str, Flag]:
+        """The engine's flags in one mode, in the order: common, route, mode; `false` removes."""
+        extra = self.engine.docker.flags if route == "docker" and self.engine.docker else {}
+        merged = {**self.serve.flags, **extra, **self.serve.modes[mode].flags}
+        return {name: value for name, value in merged.items() if value is not False}
+
+    def env(self, mode: str, route: str) -> dict[str, str]:
+        """Environment of the engine in one mode, in the same order as `flags`."""
+        extra = self.engine.docker.env if route == "docker" and self.engine.docker else {}
+        return {**self.serve.env, **extra, **self.serve.modes[mode].env}
+
+    @property
+    def digest(self) -> str:
+        """Digest of everything the recipe says."""
+        return digest_of(self.model_dump())
+
+
+def flag_argv(flags: dict[str, Flag]) -> list[str]:
+    """Flags as the engine's argv: `true` is a bare flag, tables are compact JSON, lists repeat values."""
+    argv: list[str] = []
+    for name, value in flags.items():
+        argv.append(f"--{name}")
+        if value is True:
+            continue
+        if isinstance(value, dict):
+            argv.append(json.dumps(value, separators=(",", ":")))
+        elif isinstance(value, list):
+            argv.extend(str(part) for part in value)
+        else:
+            argv.append(str(value))
+    return argv
+
+
+def recipe_names() -> list[str]:
+    """Names of the recipes that ship with the project."""
+    return sorted(path.stem for path in RECIPES.glob("*.toml"))
+
+
+def recipe_path(name: str) -> Path:
+    """The file of a recipe: a name of `inventories/recipes/`, or a path to a `.toml` of one's own.
+
+    Raises Mistakes with the nearest name when there is none.
+    """
+    path = Path(name) if name.endswith(".toml") else RECIPES / f"{name}.toml"
+    if not path.is_file():
+        raise Mistakes([f"recipe = {name!r}: no such recipe; {nearest(name, recipe_names())}"])
+    return path
+
+
+def load_recipe(name: str) -> Recipe:
+    """Read and validate one recipe.
+
+    Raises Mistakes, naming file, key, value and what is allowed, for all mistakes at once.
+    """
+    path = recipe_path(name)
+    try:
+        data = tomllib.loads(path.read_text("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise Mistakes([f"{path.name}: not valid TOML: {error}"]) from error
+    try:
+        recipe = Recipe.model_validate({"name": path.stem, **data})
+    except ValidationError as error:
+        raise Mistakes(explain(error, path.name, Recipe.model_fields)) from error
+    lines = [f"{path.name}: {line}" for line in _files_named(recipe, path.parent)]
+    if lines:
+        raise Mistakes(lines)
+    return recipe
+
+
+def lock_path(recipe_name: str, lock: str) -> Path:
+    """Absolute path of a lock or manifest that a recipe names relative to itself."""
+    return recipe_path(recipe_name).parent / lock
+
+
+def _files_named(recipe: Recipe, folder: Path) -> list[str]:
+    """Files that the recipe names and that are not there."""
+    named = {"model.manifest": recipe.model.manifest}
+    if recipe.engine.wheel:
+        named["engine.wheel.lock"] = recipe.engine.wheel.lock
+    return [
+        f"{key} = {value!r}: no such file beside the recipe"
+        for key, value in named.items()
+        if value and not (folder / value).is_file()
+    ]
+
+
+def version_key(version: str) -> tuple[int, ...]:
+    """Numbers of a dotted version, for comparing (`580.95.05` -> (580, 95, 5))."""
+    return tuple(int(part) for part in re.findall(r"\d+", version))

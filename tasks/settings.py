@@ -1,0 +1,216 @@
+"""How this site wants it: `host.data` of the inventory, typed and validated once, at the edge."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from tasks.mistakes import Mistakes, explain
+from tasks.recipe import Port, Route, SourceName
+
+# A Unix socket path may hold 107 bytes (unix(7)); supervisor adds a suffix of its own while binding.
+LONGEST_ROOT = 80
+# Folders that `uninstall` must never be asked to empty.
+SHARED_FOLDERS = {"/", "/bin", "/boot", "/dev", "/etc", "/home", "/lib", "/lib64", "/media", "/mnt", "/opt"} | {
+    "/proc", "/root", "/run", "/sbin", "/srv", "/sys", "/tmp", "/usr", "/usr/local", "/var", "/dev/shm",
+    "/root/autodl-tmp", "/root/autodl-fs",
+}  # fmt: skip
+
+SupervisorChoice = Literal["auto", "systemd", "systemd-user", "supervisord"]
+
+
+class Settings(BaseModel):
+    """The site's choices for one host. Defaults are the safe ones."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    recipe: str
+    root: str = "/opt/rackwright"
+    model_root: str | None = None
+    route: Route | None = None
+    mode: str = "eager"
+    bind: str = "127.0.0.1"
+    port: Port = 8000
+    api_key: bool = True
+    supervisor: SupervisorChoice = "auto"
+    service_user: str | None = Field(None, pattern=r"^[a-z_][a-z0-9_-]*$")
+    env_kind: Literal["auto", "conda", "venv"] = "auto"
+    python: str | None = None
+    sources: list[SourceName] = Field(["huggingface", "modelscope", "s3", "generate"], min_length=1)
+    model_path: str | None = None
+    peer: str | None = None
+    hub_endpoint: str | None = None
+    modelscope_endpoint: str | None = None
+    token_file: str | None = None
+    s3_endpoint: str | None = None
+    s3_addressing: Literal["auto", "virtual", "path"] = "virtual"
+    download_workers: int = Field(8, ge=1, le=64)
+    index_url: str | None = None
+    extra_index_urls: list[str] | None = None
+    find_links: list[str] = []
+    ready_seconds: int | None = Field(None, gt=0)
+    strict: bool = False
+    deep: bool = False
+    reverify: Literal["stamp", "full"] = "stamp"
+    profile: Literal["smoke", "standard", "deep"] | None = None
+    reports: str = "reports"
+
+    @field_validator("root", "model_root", "model_path", "python")
+    @classmethod
+    def _plain_absolute_path(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        if not re.fullmatch(r"/[A-Za-z0-9._/+@-]*", value) or ".." in value.split("/"):
+            raise ValueError(
+                "must be an absolute path of letters, digits and . _ / + @ - (engines and units break on others)"
+            )
+        return str(PurePosixPath(value))
+
+    @field_validator("root")
+    @classmethod
+    def _own_folder(cls, value: str) -> str:
+        if value in SHARED_FOLDERS:
+            raise ValueError(f"must be a folder of its own, such as {value.rstrip('/')}/rackwright")
+        if len(value) > LONGEST_ROOT:
+            raise ValueError(
+                f"is {len(value)} characters long; {LONGEST_ROOT} at most (socket paths are short)"
+            )
+        return value
+
+    @field_validator("bind")
+    @classmethod
+    def _address(cls, value: str) -> str:
+        try:
+            ipaddress.ip_address(value)
+        except ValueError:
+            raise ValueError("must be an IP address, such as 127.0.0.1 or 0.0.0.0") from None
+        return value
+
+    @field_validator("index_url", "hub_endpoint", "modelscope_endpoint", "s3_endpoint")
+    @classmethod
+    def _url(cls, value: str | None) -> str | None:
+        if value is not None and not re.match(r"https?://[^\s/]+", value):
+            raise ValueError("must be a URL that begins with https:// (or http:// for a local mirror)")
+        if value is not None and "@" in value.split("://", 1)[1].split("/")[0]:
+            raise ValueError("must not carry a password: it would show in process lists and logs")
+        return value
+
+    @model_validator(mode="after")
+    def _no_open_door(self) -> Settings:
+        if not ipaddress.ip_address(self.bind).is_loopback and not self.api_key:
+            raise ValueError(
+                f"bind = {self.bind!r} serves beyond this host, so api_key = False is refused: "
+                "set api_key = True or bind = '127.0.0.1'"
+            )
+        if "path" in self.sources and self.model_path is None:
+            raise ValueError("sources names 'path', so model_path must say where the copy lies")
+        if "peer" in self.sources and self.peer is None:
+            raise ValueError("sources names 'peer', so peer must name a host of this inventory")
+        return self
+
+
+# What pyinfra and its connectors read from the same place.
+_PYINFRA_PREFIXES = ("ssh_", "_", "docker_", "dockerssh_", "chroot_", "fake_", "vagrant_", "terraform_")
+
+
+def settings_from(data: Mapping[str, Any], where: Callable[[str], str]) -> Settings:
+    """Settings of one host from its inventory data.
+
+    `where` says where a key was given (file, host, `--data`), for the error. Keys of pyinfra and
+    its connectors, and keys that begin `x_` (a site's own notes), are left alone.
+
+    Raises Mistakes with every mistake, one a line.
+    """
+    own = {key: value for key, value in data.items() if not key.startswith((*_PYINFRA_PREFIXES, "x_"))}
+    try:
+        return Settings.model_validate(own)
+    except ValidationError as error:
+        raise Mistakes(explain(error, where, Settings.model_fields)) from error
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where things lie on the host (DESIGN §5). Build and serve use the same cache paths."""
+
+    root: str
+    model_root: str
+
+    @property
+    def env(self) -> str:
+        """The engine's own environment."""
+        return f"{self.root}/env"
+
+    @property
+    def tools(self) -> str:
+        """The environment of the downloaders and of supervisor; never mixed with the engine's."""
+        return f"{self.root}/tools"
+
+    @property
+    def wheels(self) -> str:
+        """Verified wheels, kept: a reinstall needs no network."""
+        return f"{self.root}/wheels"
+
+    @property
+    def lib(self) -> str:
+        """The onhost programs, one folder a version."""
+        return f"{self.root}/lib"
+
+    @property
+    def jobs(self) -> str:
+        """State and logs of long work."""
+        return f"{self.root}/jobs"
+
+    @property
+    def receipts(self) -> str:
+        """What was done here, from which inputs."""
+        return f"{self.root}/receipts"
+
+    @property
+    def logs(self) -> str:
+        """Logs of the engine where there is no journal."""
+        return f"{self.root}/logs"
+
+    @property
+    def run(self) -> str:
+        """Sockets, pid files, launch specs and the key."""
+        return f"{self.root}/run"
+
+    @property
+    def tmp(self) -> str:
+        """TMPDIR of builds and of the engine: `/tmp` is small on rented hosts."""
+        return f"{self.root}/tmp"
+
+    @property
+    def key_file(self) -> str:
+        """The API key, 0600, made on the host."""
+        return f"{self.run}/api-key"
+
+    def caches(self) -> dict[str, str]:
+        """Cache variables of the engine and of builds.
+
+        Source: vLLM `envs.py` (VLLM_CACHE_ROOT, XDG_CACHE_HOME), FlashInfer (FLASHINFER_WORKSPACE_BASE
+        is the parent of `.cache/flashinfer`), TileLang, DeepGEMM (DG_JIT_CACHE_DIR), Triton, Inductor.
+        """
+        cache = f"{self.root}/cache"
+        return {
+            "XDG_CACHE_HOME": f"{cache}/xdg",
+            "VLLM_CACHE_ROOT": f"{cache}/xdg/vllm",
+            "TORCHINDUCTOR_CACHE_DIR": f"{cache}/torchinductor",
+            "TRITON_CACHE_DIR": f"{cache}/triton",
+            "FLASHINFER_WORKSPACE_BASE": f"{cache}/flashinfer",
+            "TILELANG_CACHE_DIR": f"{cache}/tilelang",
+            "DG_JIT_CACHE_DIR": f"{cache}/deepgemm",
+            "HF_HOME": f"{cache}/huggingface",
+            "TMPDIR": self.tmp,
+        }
+
+
+def layout_of(settings: Settings) -> Layout:
+    """The layout that a site's settings mean."""
+    return Layout(settings.root, settings.model_root or f"{settings.root}/models")
