@@ -227,7 +227,7 @@ def answer_to(user: str, faults: dict[str, str], reasoning: str) -> tuple[str, s
         place = needle.start() / max(1, len(user))
         forgotten = "forgets_middle" in faults and 0.3 < place < 0.7
         return "没有找到。" if forgotten else needle.group(1), reasoning
-    only = re.search(r"只输出[^：:“”]{0,8}[：:]?\s*“?([^“”，。\s]+)”?", user)
+    only = re.search(r"只(?:输出|回答)[^：:“”]{0,8}[：:]?\s*“?([^“”，。\s]+)”?", user)
     if only:
         return only.group(1), reasoning
     if "9.11" in user:
