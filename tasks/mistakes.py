@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 
 class Mistakes(Exception):
@@ -19,33 +20,49 @@ class Mistakes(Exception):
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """`; did you mean 'x'?` for the nearest known word, or the whole list of what is allowed."""
-    names = sorted(known)
+    names = sorted(set(known))
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
     if close:
         return f"did you mean {close[0]!r}?"
-    return "allowed: " + ", ".join(names)
+    return "allowed: " + ", ".join(names) if names else "remove it"
 
 
-def explain(error: ValidationError, where: str | Callable[[str], str], known: Iterable[str]) -> list[str]:
-    """A pydantic error as lines `file: key = value: what is allowed`.
+def explain(error: ValidationError, where: str | Callable[[str], str], model: type[BaseModel]) -> list[str]:
+    """An error of `model` as lines `file: key = value: what is allowed`.
 
-    `where` is the file, or says for a top-level key where that key was given. `known` are the keys that are allowed at the top level, for unknown keys there; deeper
-    unknown keys are answered with what pydantic knows of their place.
+    `where` is the file, or says for a top-level key where that key was given.
     """
     lines = []
     for item in error.errors(include_url=False):
         key = ".".join(str(part) for part in item["loc"]) or "(as a whole)"
         place = where if isinstance(where, str) else where(str(item["loc"][0]) if item["loc"] else "")
         if item["type"] == "extra_forbidden":
-            allowed = item.get("ctx", {}).get("allowed") or (known if len(item["loc"]) == 1 else ())
-            hint = nearest(str(item["loc"][-1]), allowed) if allowed else "remove it or fix its spelling"
+            hint = nearest(str(item["loc"][-1]), keys_at(model, item["loc"][:-1]))
             lines.append(f"{place}: {key}: unknown key; {hint}")
         elif item["type"] == "missing":
             lines.append(f"{place}: {key}: is missing and must be given")
         else:
             message = item["msg"].removeprefix("Value error, ")
+            if not item["loc"]:
+                lines.append(f"{place}: {message}")
+                continue
             lines.append(f"{place}: {key} = {_short(item['input'])}: {message}")
     return lines
+
+
+def keys_at(model: type[BaseModel], path: Sequence[int | str]) -> Iterable[str]:
+    """The keys that a model allows at a place below it (`("engine", "wheel")`)."""
+    here: Any = model
+    for part in path:
+        if isinstance(here, type) and issubclass(here, BaseModel):
+            field = here.model_fields.get(str(part))
+            here = field.annotation if field else None
+        else:  # a list's index or a table's own key
+            here = get_args(here)[-1] if get_args(here) else None
+        inner = [arg for arg in get_args(here) if isinstance(arg, type) and issubclass(arg, BaseModel)]
+        if get_origin(here) in (Union, UnionType) and inner:
+            here = inner[0]
+    return here.model_fields if isinstance(here, type) and issubclass(here, BaseModel) else ()
 
 
 def _short(value: Any) -> str:

@@ -7,7 +7,6 @@ needs no code. Values that come from the world name their source in a comment be
 from __future__ import annotations
 
 import json
-import re
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -302,7 +301,7 @@ def load_recipe(name: str) -> Recipe:
     try:
         recipe = Recipe.model_validate({"name": path.stem, **data})
     except ValidationError as error:
-        raise Mistakes(explain(error, path.name, Recipe.model_fields)) from error
+        raise Mistakes(explain(error, path.name, Recipe)) from error
     lines = [f"{path.name}: {line}" for line in _files_named(recipe, path.parent)]
     if lines:
         raise Mistakes(lines)
@@ -324,8 +323,3 @@ def _files_named(recipe: Recipe, folder: Path) -> list[str]:
         for key, value in named.items()
         if value and not (folder / value).is_file()
     ]
-
-
-def version_key(version: str) -> tuple[int, ...]:
-    """Numbers of a dotted version, for comparing (`580.95.05` -> (580, 95, 5))."""
-    return tuple(int(part) for part in re.findall(r"\d+", version))

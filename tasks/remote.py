@@ -17,8 +17,8 @@ from typing import Any
 
 import gevent
 from paramiko import SSHException
-from pyinfra.api.command import StringCommand
 from pyinfra.api.arguments import CONNECTOR_ARGUMENT_KEYS
+from pyinfra.api.command import StringCommand
 
 KEEPALIVE_SECONDS = 15
 CHANNEL_SECONDS = 30
@@ -86,6 +86,12 @@ class Remote:
         if lines and lines[-1] == "":
             lines.pop()
         return Result(rc, "\n".join(lines), output.stderr)
+
+    def stream(self, script: str) -> None:
+        """Run a script that prints until it is interrupted, showing each line as it comes."""
+        self._host.run_shell_command(
+            StringCommand("sh", "-c", _quote(script)), print_output=True, **self._arguments
+        )
 
     def reconnect(self) -> None:
         """Connect anew. Raises LostHost while the host cannot be reached."""

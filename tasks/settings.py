@@ -17,10 +17,12 @@ from tasks.recipe import Port, Route, SourceName
 # A Unix socket path may hold 107 bytes (unix(7)); supervisor adds a suffix of its own while binding.
 LONGEST_ROOT = 80
 # Folders that `uninstall` must never be asked to empty.
-SHARED_FOLDERS = {"/", "/bin", "/boot", "/dev", "/etc", "/home", "/lib", "/lib64", "/media", "/mnt", "/opt"} | {
-    "/proc", "/root", "/run", "/sbin", "/srv", "/sys", "/tmp", "/usr", "/usr/local", "/var", "/dev/shm",
-    "/root/autodl-tmp", "/root/autodl-fs",
-}  # fmt: skip
+SHARED_FOLDERS = frozenset(
+    """
+    / /bin /boot /dev /dev/shm /etc /home /lib /lib64 /media /mnt /opt /proc /root /root/autodl-fs
+    /root/autodl-tmp /run /sbin /srv /sys /tmp /usr /usr/local /var
+    """.split()  # noqa: SIM905 (a list of quoted slashes is harder to read)
+)
 
 SupervisorChoice = Literal["auto", "systemd", "systemd-user", "supervisord"]
 
@@ -31,6 +33,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     recipe: str
+    instance: str = Field("rackwright", pattern=r"^[a-z][a-z0-9-]{0,40}$")
     root: str = "/opt/rackwright"
     model_root: str | None = None
     route: Route | None = None
@@ -60,6 +63,8 @@ class Settings(BaseModel):
     reverify: Literal["stamp", "full"] = "stamp"
     profile: Literal["smoke", "standard", "deep"] | None = None
     reports: str = "reports"
+    follow: bool = False
+    lines: int = Field(50, ge=1, le=100_000)
 
     @field_validator("root", "model_root", "model_path", "python")
     @classmethod
@@ -68,7 +73,7 @@ class Settings(BaseModel):
             return None
         if not re.fullmatch(r"/[A-Za-z0-9._/+@-]*", value) or ".." in value.split("/"):
             raise ValueError(
-                "must be an absolute path of letters, digits and . _ / + @ - (engines and units break on others)"
+                "must be an absolute path of letters, digits and . _ / + @ - (units break on others)"
             )
         return str(PurePosixPath(value))
 
@@ -78,9 +83,7 @@ class Settings(BaseModel):
         if value in SHARED_FOLDERS:
             raise ValueError(f"must be a folder of its own, such as {value.rstrip('/')}/rackwright")
         if len(value) > LONGEST_ROOT:
-            raise ValueError(
-                f"is {len(value)} characters long; {LONGEST_ROOT} at most (socket paths are short)"
-            )
+            raise ValueError(f"has {len(value)} characters; at most {LONGEST_ROOT} (sockets lie below)")
         return value
 
     @field_validator("bind")
@@ -131,7 +134,7 @@ def settings_from(data: Mapping[str, Any], where: Callable[[str], str]) -> Setti
     try:
         return Settings.model_validate(own)
     except ValidationError as error:
-        raise Mistakes(explain(error, where, Settings.model_fields)) from error
+        raise Mistakes(explain(error, where, Settings)) from error
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,95 @@
+"""The acceptance step: the engine that runs is asked, and what it says is the proof."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tasks.digest import digest_of
+from tasks.plan import Plan
+from tasks.steps import Done, StepFailed, job, onhost, python_of
+
+
+class Acceptance:
+    """`onhost/accept.py` against the running engine, over loopback."""
+
+    name = "acceptance"
+
+    def __init__(self, plan: Plan, *, again: bool = False) -> None:
+        self.plan = plan
+        self._again = again
+
+    @property
+    def profile(self) -> str:
+        """The site's profile, else the recipe's."""
+        return self.plan.settings.profile or self.plan.recipe.acceptance.profile
+
+    @property
+    def label(self) -> str:
+        """What the person sees."""
+        return f"acceptance: profile {self.profile}"
+
+    def digest(self) -> str:
+        """The programs, the profile, the engine's flags, and this very start of it on this very boot."""
+        plan = self.plan
+        service = plan.service
+        return digest_of(
+            [
+                plan.bundle.digest,
+                self.profile,
+                plan.recipe.acceptance.model_dump(),
+                plan.spec().digest,
+                service.identity,
+                plan.facts.system.boot_id,
+            ]
+        )
+
+    def unchanged(self) -> str | None:
+        """This start of the engine has been accepted before."""
+        receipt = self.plan.receipt(self.name)
+        if self._again or not receipt or receipt.digest != self.digest() or not self.plan.service.running:
+            return None
+        self.plan.record.note(acceptance=receipt.detail.get("result"))
+        return f"this start of the engine was accepted {receipt.at}"
+
+    def act(self) -> Done:
+        """Run every check of the profile; one that fails fails the host."""
+        plan = self.plan
+        plan.look()  # the service step may just have started it: which process is it?
+        spec, recipe = plan.spec(), plan.recipe
+        flags = recipe.flags(plan.mode, plan.route)
+        request: dict[str, Any] = {
+            "base_url": spec.base_url,
+            "model": spec.model_name,
+            "api_key_file": spec.key_file,
+            "profile": self.profile,
+            "knowledge": recipe.acceptance.knowledge,
+            "skip": recipe.acceptance.skip,
+            "expect": {
+                "max_model_len": flags.get("max-model-len"),
+                "prefix_caching": True,
+                "speculative": "speculative-config" in flags,
+                "key_required": spec.key_file is not None,
+            },
+        }
+        outcome = job(
+            plan,
+            "acceptance",
+            # each asking is its own: an engine that failed may pass after it was mended
+            digest_of([self.digest(), plan.record.evidence["started"]]),
+            (python_of(plan), onhost(plan, "accept.py"), "--stdin"),
+            verdict=True,
+            stdin=json.dumps(request),
+            deadline=3600,
+        )
+        result = outcome.result
+        plan.record.note(acceptance=result)
+        failed = [check for check in result.get("checks", []) if check.get("verdict") == "fail"]
+        if result.get("verdict") != "pass":
+            lines = [f"{check['id']}: {check.get('reason') or check.get('summary')}" for check in failed]
+            raise StepFailed(
+                f"{len(failed)} of {len(result.get('checks', []))} checks say no\n"
+                "Fix: read the evidence in the report; `rackwright logs` shows the engine's side",
+                lines,
+            )
+        return Done(detail={"result": result, "profile": self.profile})

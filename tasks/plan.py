@@ -1,0 +1,288 @@
+"""One host's plan: recipe + settings + probe, validated, or the host stops here.
+
+Everything a deploy needs, gathered in one round trip before anything is changed.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from pyinfra import logger
+
+from tasks.bundle import Bundle, bundle_for, ship
+from tasks.checks import Needs, run_checks
+from tasks.checks.table import render_host, verdict_line
+from tasks.choices import choices_of
+from tasks.facts import HostFacts, ProbeRequest, build_probe, facts_to_json, parse_probe
+from tasks.findings import Finding, fail
+from tasks.interrupt import catch_interrupts
+from tasks.launch import LaunchSpec, launch_spec
+from tasks.mistakes import Mistakes
+from tasks.needs import endpoints_of, needs_of
+from tasks.paths import ROOT
+from tasks.receipts import Receipt
+from tasks.recipe import Recipe, WheelRoute
+from tasks.record import Record
+from tasks.remote import LostHost, Remote, steady
+from tasks.settings import Layout, Settings, layout_of
+from tasks.state import HostState, parse_state, state_section
+from tasks.supervisors import ServiceState, Supervisor, Supervisord, Systemd, choose
+
+SERVICE_USER = "rackwright"
+
+
+class Stop(Exception):
+    """This host cannot go on; the message is for the person at the terminal."""
+
+
+class Plan:
+    """What will be served on one host, how, and how that host stands. Refreshed after changes."""
+
+    def __init__(self, host: Any, settings: Settings, recipe: Recipe, verb: str) -> None:
+        self.host = host
+        self.name = str(host.name)
+        self.verb = verb
+        self.settings = settings
+        self.recipe = recipe
+        self.layout: Layout = layout_of(settings)
+        self.route: str = settings.route or recipe.engine.default
+        self.mode: str = settings.mode
+        self.model_dir = f"{self.layout.model_root}/{recipe.model.name}"
+        self.bundle: Bundle = bundle_for(recipe)
+        self.lib: str = self.bundle.folder(self.layout.lib)
+        self.remote = Remote(host)
+        self.dirty = False
+        self.failed = False
+        self.facts: HostFacts = HostFacts()
+        self.state: HostState = HostState()
+        self.services: dict[str, ServiceState] = {}
+        self.supervisor: Supervisor = Supervisord(self.layout, self.lib, settings.instance)
+        self.supervisor_why = ""
+        self.needs: Needs
+        self.findings: list[Finding] = []
+        self.record = Record(
+            ROOT / settings.reports / _file_name(self.name),
+            verb,
+            self.name,
+            {
+                "mode": self.mode,
+                "recipe": {
+                    "name": recipe.name,
+                    "summary": recipe.summary,
+                    "proven": recipe.proven,
+                    "digest": recipe.digest,
+                },
+                "engine": {"route": self.route, "label": self.engine_label},
+            },
+        )
+
+    # -- names ---------------------------------------------------------------------------------
+
+    @property
+    def engine_label(self) -> str:
+        """The engine as people say it."""
+        pins = self.recipe.route(self.route)
+        return f"{pins.package} {pins.version}" if isinstance(pins, WheelRoute) else f"vLLM ({self.route})"
+
+    @property
+    def service_names(self) -> tuple[str, ...]:
+        """The service of each mode of the recipe."""
+        return tuple(f"{self.settings.instance}-{mode}" for mode in self.recipe.serve.modes)
+
+    @property
+    def user(self) -> str | None:
+        """The user that the engine runs as; None is the user that we are.
+
+        Not root where the host allows it: installing users takes root, and everything the engine reads
+        must be readable for that user, so not below a home folder.
+        """
+        if self.facts.system.uid != 0:
+            return None
+        if self.settings.service_user:
+            return self.settings.service_user
+        private = any(
+            path.startswith(("/root/", "/home/"))
+            for path in (self.layout.root, self.model_dir, self._base_python)
+        )
+        return None if private else SERVICE_USER
+
+    @property
+    def _base_python(self) -> str:
+        receipt = self.state.receipts.get("environment")
+        return str(receipt.detail.get("base", "")) if receipt else ""
+
+    def spec(self, mode: str | None = None) -> LaunchSpec:
+        """The engine process of one mode."""
+        return launch_spec(
+            self.recipe, self.settings, self.layout, mode or self.mode, user=self.user, lib=self.lib
+        )
+
+    @property
+    def service(self) -> ServiceState:
+        """How the service of this plan's mode stands."""
+        return self.services[self.spec().name]
+
+    def receipt(self, step: str) -> Receipt | None:
+        """What an earlier run left for a step."""
+        return self.state.receipts.get(step)
+
+    # -- reading the host ----------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Read the host in one round trip. Raises LostHost."""
+        systemd = Systemd()
+        names = self.service_names
+        files = tuple(systemd.unit_path(name) for name in names) + tuple(
+            f"{self.layout.run}/programs/{name}.conf" for name in names
+        )
+        user_units = Systemd(user=True, home="$HOME").status(names)
+        supervisord = Supervisord(self.layout, self.lib, self.settings.instance)
+        request = ProbeRequest(
+            root=self.layout.root,
+            model_root=self.layout.model_root,
+            ports=(self.settings.port,),
+            endpoints=tuple(need.url for need in endpoints_of(self)),
+            want_gpu=self.recipe.hardware.count > 0,
+            want_docker=self.route == "docker",
+            env_python=f"{self.layout.env}/bin/python",
+            extra_sections=(
+                (
+                    "state",
+                    state_section(
+                        self.layout, lib=self.lib, model_dir=self.model_dir, files=files, user=SERVICE_USER
+                    ),
+                ),
+                ("systemd", f"[ -d /run/systemd/system ] && {{ {systemd.status(names)}; }}; :"),
+                (
+                    "systemd-user",
+                    f"[ -d /run/user/$(id -u)/systemd ] && {{ {user_units}; }}; :",
+                ),
+                ("supervisord", f"cd / && {supervisord.status(names)}"),
+            ),
+        )
+        answer = self.remote.run(build_probe(request), timeout=120)
+        self.facts = parse_probe(answer.stdout, request, received_at=time.time())
+        self.state = parse_state(self.facts.extra.get("state", ""))
+        system = self.facts.system
+        kind, self.supervisor_why = choose(
+            self.settings.supervisor,
+            systemd=bool(system.systemd),
+            privileged=system.uid == 0,
+            lingering=bool(system.linger and system.systemd_user),
+        )
+        if kind == "supervisord":
+            self.supervisor = supervisord
+        else:
+            self.supervisor = Systemd(user=kind == "systemd-user", home=system.home or "")
+        self.services = self.supervisor.parse_status(self.facts.extra.get(kind, ""), names)
+        self.dirty = False
+        self.record.note(
+            facts=facts_to_json(self.facts_shown()),
+            supervisor=self.supervisor.name,
+            commands=self.remote.commands,
+        )
+
+    def fresh(self) -> None:
+        """Read the host again if something was changed since it was read."""
+        if self.dirty:
+            self.look()
+
+    def facts_shown(self) -> dict[str, Any]:
+        """The facts that a report shows, without what is only for the checks."""
+        system, cpu, memory = self.facts.system, self.facts.cpu, self.facts.memory
+        return {
+            "system": {
+                "os": system.os_name,
+                "kernel": system.kernel,
+                "libc": f"{system.libc or ''} {system.libc_version or ''}".strip(),
+                "init": "systemd" if system.systemd else "no systemd",
+                "container": system.container or "no",
+                "user": system.user,
+            },
+            "cpu": {"model": cpu.model, "usable": cpu.usable},
+            "memory": {"total": memory.total, "available": memory.available},
+        }
+
+    def check(self) -> list[Finding]:
+        """Every finding about this host for this recipe."""
+        self.needs = needs_of(self)
+        found = run_checks(self.needs, self.facts)
+        if self.state.foreign_root:
+            found.append(
+                fail(
+                    "disk.root",
+                    f"{self.layout.root} holds files that rackwright did not put there",
+                    observed=self.layout.root,
+                    expected="an empty or new folder",
+                    fix="set root to a new folder in the inventory",
+                    reference="uninstall removes what lies below root",
+                )
+            )
+        self.findings = found
+        self.record.note(findings=[finding.to_json() for finding in found])
+        return found
+
+    # -- speaking ------------------------------------------------------------------------------
+
+    def say(self, text: str) -> None:
+        """One line for the person at the terminal, with the host's name."""
+        self.host.log(text, logger.info)
+
+    def complain(self, text: str) -> None:
+        """An error, line by line."""
+        for line in text.splitlines():
+            self.host.log_styled(line, fg="red", log_func=logger.error)
+
+    def ship(self) -> None:
+        """Have the onhost programs on the host. Raises Stop."""
+        if not self.state.has("lib"):
+            why = ship(self.remote, self.bundle, self.layout.lib)
+            if why:
+                raise Stop(f"cannot write below {self.layout.root}: {why}\nFix: free space or inodes there")
+
+
+def plan_for(host: Any, verb: str, *, preflight: bool = True, table: bool = False) -> Plan | None:
+    """The plan of one host, or None when that host stops here (the others go on).
+
+    With `preflight`, findings that block stop the host before anything is changed; the table of
+    findings is shown then, and always with `table`.
+    """
+    catch_interrupts()
+    real = host.state.inventory.get_host(host.name)
+    steady(real)
+    try:
+        settings, recipe = choices_of(real)
+        plan = Plan(real, settings, recipe, verb)
+        plan.look()
+        found = plan.check()
+    except Mistakes as mistakes:
+        _stop(host, real, "\n".join(mistakes.lines))
+        return None
+    except LostHost as lost:
+        _stop(host, real, f"{host.name} does not answer: {lost}\nCheck the connection, then run again.")
+        return None
+    blocking = [
+        finding
+        for finding in found
+        if finding.status == "fail" or (settings.strict and finding.status == "warn")
+    ]
+    if table or (preflight and blocking):
+        real.log("\n" + render_host(plan.name, found), logger.info)
+    if preflight and blocking:
+        plan.record.open()
+        plan.record.finish("refused", verdict_line(found, settings.strict))
+        why = f"{plan.name}: {verdict_line(found, settings.strict)}; nothing was changed"
+        _stop(host, real, f"{why}\nreport: {plan.record.page}")
+        return None
+    return plan
+
+
+def _stop(host: Any, real: Any, message: str) -> None:
+    for line in message.splitlines():
+        real.log_styled(line, fg="red", log_func=logger.error)
+    host.state.fail_hosts({real})
+
+
+def _file_name(name: str) -> str:
+    return "".join(char if char.isalnum() or char in "._-" else "_" for char in name).strip("_.") or "host"

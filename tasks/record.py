@@ -1,0 +1,71 @@
+"""The evidence of one run on one host, kept on the controller and rewritten after every step.
+
+A run that stops anywhere (failure, Ctrl-C, a dead controller) has already left its report.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from tasks import __version__
+from tasks.report import write_report
+
+
+class Record:
+    """Builds the evidence document (schema in the README) and writes it."""
+
+    def __init__(self, folder: Path, verb: str, host: str, fixed: dict[str, Any]) -> None:
+        self._folder = folder
+        self._began = time.monotonic()
+        self._steps: dict[str, dict[str, Any]] = {}
+        self._writes = False
+        self.evidence: dict[str, Any] = {
+            "schema": 1,
+            "tool": f"rackwright {__version__}",
+            "verb": verb,
+            "host": host,
+            "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "verdict": "running",
+            "why": None,
+            **fixed,
+        }
+
+    @property
+    def page(self) -> Path:
+        """Where a person looks."""
+        return self._folder / "index.html"
+
+    def expect(self, name: str, label: str) -> None:
+        """A step of this run, not yet begun."""
+        self._steps[name] = {"name": name, "label": label, "status": "pending", "seconds": None}
+
+    def open(self) -> None:
+        """From now on every change is written; before (a dry run) nothing is."""
+        self._writes = True
+        self._write()
+
+    def step(self, name: str, status: str, **more: Any) -> None:
+        """How a step stands: running, done, unchanged, failed."""
+        self._steps.setdefault(name, {"name": name, "label": name})
+        self._steps[name].update(status=status, **more)
+        self._write()
+
+    def note(self, **fields: Any) -> None:
+        """Set fields of the document."""
+        self.evidence.update(fields)
+        self._write()
+
+    def finish(self, verdict: str, why: str | None = None) -> None:
+        """The run's verdict: pass, warn, fail or refused. Steps that never began are skipped."""
+        for step in self._steps.values():
+            if step["status"] in ("pending", "running"):
+                step["status"] = "skipped" if step["status"] == "pending" else "failed"
+        self.note(verdict=verdict, why=why)
+
+    def _write(self) -> None:
+        self.evidence["steps"] = list(self._steps.values())
+        self.evidence["seconds"] = round(time.monotonic() - self._began, 1)
+        if self._writes:
+            write_report(self._folder, self.evidence)

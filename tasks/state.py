@@ -1,0 +1,109 @@
+"""What rackwright itself has left on a host: read in the probe's one round trip, parsed here."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tasks.jobs import JobState, parse_status
+from tasks.receipts import Receipt, parse_receipt
+from tasks.remote import quote
+from tasks.settings import Layout
+
+
+@dataclass(frozen=True)
+class HostState:
+    """Receipts and cheap checks. What is missing is absent, never an error."""
+
+    receipts: Mapping[str, Receipt] = field(default_factory=dict)
+    flags: frozenset[str] = frozenset()
+    sums: Mapping[str, str] = field(default_factory=dict)
+    model_stat: str | None = None
+    foreign_root: bool = False
+    ours: bool = False
+    jobs: Mapping[str, JobState] = field(default_factory=dict)
+
+    def has(self, flag: str) -> bool:
+        """Whether something is in place: `lib`, `env`, `tools`, `engine`, `key`, `user`, `broken-env`."""
+        return flag in self.flags
+
+
+def state_section(
+    layout: Layout, *, lib: str, model_dir: str, files: tuple[str, ...], user: str | None
+) -> str:
+    """The sh of the probe's section: receipts as base64, one a line, then `key=value` lines.
+
+    `files` are the rendered files whose content is compared by SHA-256 (units, programs).
+    """
+    root, model = quote(layout.root), quote(model_dir)
+    tests = {
+        "lib": f"-f {quote(lib + '/.whole')}",
+        "env": f"-f {quote(layout.env + '/.rackwright-env')} && -x {quote(layout.env + '/bin/python')}",
+        "tools": f"-f {quote(layout.tools + '/.rackwright-env')} && -x {quote(layout.tools + '/bin/python')}",
+        "engine": f"-x {quote(layout.env + '/bin/vllm')}",
+        "broken-env": f"-e {quote(layout.env + '/.rackwright-installing')}",
+        "broken-tools": f"-e {quote(layout.tools + '/.rackwright-installing')}",
+        "key": f"-s {quote(layout.key_file)}",
+    }
+    lines = [
+        f"for f in {quote(layout.receipts)}/*.json; do"
+        ' [ -f "$f" ] && printf "receipt=%s %s\\n" "${f##*/}" "$(base64 <"$f" | tr -d "\\n")"; done',
+        *(
+            "if [ " + test.replace(" && ", " ] && [ ") + f" ]; then echo flag={flag}; fi"
+            for flag, test in tests.items()
+        ),
+        f'if [ -d {root} ] && [ ! -e {root}/.rackwright ] && [ -n "$(ls -A {root} 2>/dev/null)" ];'
+        " then echo flag=foreign-root; fi",
+        f"[ -d {model} ] && echo model=$(cd {model} && find . -type f -printf '%P %s %T@\\n' 2>/dev/null"
+        " | LC_ALL=C sort | sha256sum | cut -d' ' -f1)",
+        *(f'[ -f {quote(path)} ] && echo "sum=$(sha256sum {quote(path)} 2>/dev/null)"' for path in files),
+    ]
+    lines += [
+        f"[ -e {root}/.rackwright ] && echo flag=ours",
+        f'for d in {quote(layout.jobs)}/*/; do if [ -f {quote(lib)}/job.sh ] && [ -d "$d" ]; then'
+        f' d=${{d%/}}; echo "job=${{d##*/}}"; sh {quote(lib)}/job.sh status "$d" 0; fi; done',
+    ]
+    if user:
+        lines.append(f"id -u {quote(user)} >/dev/null 2>&1 && echo flag=user")
+    return "\n".join(lines) + "\n:"
+
+
+def parse_state(text: str) -> HostState:
+    """What `state_section` printed. Damaged receipts are left out, so their steps run again."""
+    receipts: dict[str, Receipt] = {}
+    flags: set[str] = set()
+    sums: dict[str, str] = {}
+    model_stat = None
+    jobs: dict[str, list[str]] = {}
+    job: list[str] = []
+    for line in text.splitlines():
+        key, _, value = line.partition("=")
+        if key == "receipt":
+            name, _, encoded = value.partition(" ")
+            try:
+                receipt = parse_receipt(base64.b64decode(encoded).decode())
+            except ValueError:
+                continue
+            if receipt is not None and name == f"{receipt.step}.json":
+                receipts[receipt.step] = receipt
+        elif key == "flag":
+            flags.add(value)
+        elif key == "model":
+            model_stat = value
+        elif key == "sum":
+            digest, _, path = value.partition("  ")
+            sums[path] = digest
+        elif key == "job":
+            job = jobs.setdefault(value, [])
+        else:
+            job.append(line)
+    return HostState(
+        receipts=receipts,
+        flags=frozenset(flags - {"foreign-root", "ours"}),
+        sums=sums,
+        model_stat=model_stat,
+        foreign_root="foreign-root" in flags,
+        ours="ours" in flags,
+        jobs={name: parse_status("\n".join(text)) for name, text in jobs.items()},
+    )

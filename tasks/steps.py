@@ -1,0 +1,168 @@
+"""How a step of a deploy runs: nothing when its receipt and the host agree, else once, with evidence.
+
+A step decides (`unchanged`) and acts (`act`); this module is the pyinfra operation around it.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from pyinfra import host as current_host
+from pyinfra.api import FunctionCommand, operation
+
+from tasks.jobs import Job, Outcome, in_time, log_lines, run_job
+from tasks.plan import Plan, Stop
+from tasks.receipts import Artifact, Receipt
+from tasks.remote import LostHost, quote
+
+
+class StepFailed(Exception):
+    """A step did not reach its end on one host: what, why, and the one next command."""
+
+    def __init__(self, what: str, log: list[str] | None = None) -> None:
+        super().__init__(what)
+        self.log = log or []
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a step leaves behind: the detail and the artifacts of its receipt."""
+
+    detail: dict[str, Any] = field(default_factory=dict)
+    artifacts: tuple[Artifact, ...] = ()
+    paths: tuple[str, ...] = ()
+    receipt: bool = True
+
+
+class Step(Protocol):
+    """One step of a deploy on one host."""
+
+    name: str
+    plan: Plan
+
+    @property
+    def label(self) -> str:
+        """What the person sees."""
+        ...
+
+    def digest(self) -> str:
+        """What makes two runs of the step the same."""
+        ...
+
+    def unchanged(self) -> str | None:
+        """Why there is nothing to do, or None. May read the host, never change it."""
+        ...
+
+    def act(self) -> Done:
+        """Do it. Raises StepFailed, Stop or LostHost."""
+        ...
+
+
+@operation()
+def _step(work: Step) -> Any:
+    """Run a step once: no change where its receipt matches and the host agrees."""
+    plan = work.plan
+    executing = plan.host.state.is_executing
+    if executing:
+        plan.record.open()
+    try:
+        plan.fresh()
+        why = None if plan.failed else work.unchanged()
+    except LostHost as lost:
+        if executing:
+            yield FunctionCommand(_fail, (work, f"the host does not answer: {lost}", []), {})
+        return
+    if why is not None:
+        if executing:
+            receipt = plan.receipt(work.name)
+            plan.record.step(
+                work.name,
+                "unchanged",
+                why=why,
+                label=work.label,
+                seconds=0,
+                detail=receipt.detail if receipt else {},
+            )
+        current_host.noop(why)
+        return
+    yield FunctionCommand(_run, (work,), {})
+
+
+def run_step(work: Step) -> None:
+    """Put a step into the deploy."""
+    work.plan.record.expect(work.name, work.label)
+    _step(work=work, name=work.label)
+
+
+def _run(state: Any, host: Any, work: Step) -> bool:
+    plan, began = work.plan, time.monotonic()
+    plan.record.step(work.name, "running", label=work.label)
+    try:
+        plan.dirty = True
+        plan.ship()
+        done = work.act()
+        seconds = round(time.monotonic() - began, 1)
+        if done.receipt:
+            receipt = Receipt(work.name, work.digest(), seconds, done.detail, done.artifacts, done.paths)
+            written = plan.remote.run(receipt.write(plan.layout.receipts))
+            if not written.ok:
+                raise StepFailed(f"the receipt cannot be written: {written.stderr.strip()}")
+    except (StepFailed, Stop) as failure:
+        return _fail(state, host, work, str(failure), getattr(failure, "log", []), time.monotonic() - began)
+    except LostHost as lost:
+        return _fail(state, host, work, f"the host does not answer: {lost}", [], time.monotonic() - began)
+    except Exception as error:
+        # One host's surprise must not end the run of the others, as pyinfra would let it.
+        what = f"unexpected {type(error).__name__}: {error} (a fault of rackwright: please report it)"
+        return _fail(state, host, work, what, [], time.monotonic() - began)
+    plan.record.step(work.name, "done", label=work.label, seconds=seconds, detail=done.detail)
+    plan.say(f"{work.label}: done in {in_time(seconds)}")
+    return True
+
+
+def _fail(state: Any, host: Any, work: Step, what: str, log: list[str], seconds: float = 0) -> bool:
+    plan = work.plan
+    plan.failed = True
+    for line in log:
+        plan.say(f"    | {line}")
+    plan.complain(f"{work.name} failed on {plan.name}: {what}")
+    plan.record.step(work.name, "failed", label=work.label, seconds=round(seconds, 1), why=what, log=log)
+    plan.record.finish("fail", f"{work.name}: {what.splitlines()[0]}")
+    plan.complain(f"report: {plan.record.page}")
+    return False
+
+
+def job(
+    plan: Plan, name: str, key: str, argv: tuple[str, ...], *, verdict: bool = False, **more: Any
+) -> Outcome:
+    """Run a detached job of this plan and return its outcome. Raises StepFailed when it failed.
+
+    The program's own error document (`{"error": {"what", "fix"}}`) is what the person reads. With
+    `verdict`, a program that ends with 1 and a verdict has done its work: the caller judges.
+    """
+    work = Job(name, f"{plan.layout.jobs}/{name}", key, argv, **more)
+    outcome = run_job(plan.remote, f"{plan.lib}/job.sh", work, plan.say)
+    if outcome.ok or (verdict and outcome.result.get("verdict")):
+        return outcome
+    error = outcome.result.get("error")
+    if isinstance(error, dict):
+        what = ": ".join(str(error[key]) for key in ("file", "what") if error.get(key))
+        raise StepFailed(f"{what}\nFix: {error.get('fix') or 'see the log'}", log_lines(outcome.log, 8))
+    raise StepFailed(f"{outcome.why}\nLog on the host: {work.folder}/log", log_lines(outcome.log, 20))
+
+
+def python_of(plan: Plan) -> str:
+    """The engine env's interpreter: it is there once the environment step is done."""
+    return f"{plan.layout.env}/bin/python"
+
+
+def onhost(plan: Plan, program: str) -> str:
+    """Path of an onhost program on the host."""
+    return f"{plan.lib}/{program}"
+
+
+def remove_tree(path: str) -> str:
+    """The sh that removes a folder of ours."""
+    return f"rm -rf {quote(path)}"

@@ -1,0 +1,84 @@
+"""The last step: the verdict, where the report lies, and how to go on from here."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from tasks.plan import Plan
+from tasks.receipts import Receipt
+from tasks.steps import Done
+
+
+class Summary:
+    """Says what was proven. It reads and tells; it never changes the host."""
+
+    name = "summary"
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+
+    @property
+    def label(self) -> str:
+        """What the person sees."""
+        return "report"
+
+    def digest(self) -> str:
+        """It has no receipt."""
+        return ""
+
+    def unchanged(self) -> str | None:
+        """Write the report and print the way on; there is nothing to change on the host."""
+        plan = self.plan
+        if not plan.host.state.is_executing:
+            return "written when the run ends"
+        spec = plan.spec()
+        curl = curl_line(plan)
+        plan.record.note(
+            endpoint=f"{spec.base_url}/v1",
+            curl=curl,
+            pins=[pin for step in ("engine", "weights", "tools") for pin in _pins(plan.receipt(step))],
+            commands=plan.remote.commands,
+        )
+        plan.record.finish("pass")
+        inventory = inventory_name()
+        rows = [
+            ("endpoint", f"{spec.base_url}/v1   (model: {spec.model_name}, mode: {spec.mode})"),
+            ("try it", curl),
+            ("report", str(plan.record.page)),
+            ("look", f"rackwright status {inventory}"),
+            ("remove", f"rackwright uninstall {inventory} -y"),
+        ]
+        plan.say("\n" + "\n".join(f"  {key.ljust(9)} {value}" for key, value in rows) + "\n")
+        return "the report is written"
+
+    def act(self) -> Done:
+        """Never reached: `unchanged` always answers."""
+        return Done(receipt=False)
+
+
+def curl_line(plan: Plan) -> str:
+    """A command that works when pasted on the host; the key is read from its file, never shown."""
+    spec = plan.spec()
+    key = f' -H "Authorization: Bearer $(cat {spec.key_file})"' if spec.key_file else ""
+    messages = [{"role": "user", "content": "Hello"}]
+    body = json.dumps({"model": spec.model_name, "max_tokens": 32, "messages": messages})
+    return f"curl -s {spec.base_url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'"
+
+
+def inventory_name() -> str:
+    """The inventory of this run as the person typed it, for the commands that we suggest."""
+    for word in sys.argv[1:]:
+        if word.endswith(".py") and "inventories" in word:
+            return Path(word).stem
+    return "INVENTORY"
+
+
+def _pins(receipt: Receipt | None) -> list[dict[str, object]]:
+    if receipt is None:
+        return []
+    return [
+        {"name": artifact.file, "version": None, "sha256": artifact.sha256, "source": receipt.step}
+        for artifact in receipt.artifacts
+    ]

@@ -1,0 +1,76 @@
+"""Uninstall: what the receipts name, and nothing else."""
+
+from __future__ import annotations
+
+from tasks.plan import SERVICE_USER, Plan
+from tasks.remote import quote
+from tasks.steps import Done, StepFailed
+
+OWN_FOLDERS = ("env", "tools", "src", "wheels", "cache", "jobs", "receipts", "logs", "run", "tmp", "lib")
+
+
+class Uninstall:
+    """The host as it was: no service, no unit, no user, no folder of ours. Foreign files stay."""
+
+    name = "uninstall"
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+
+    @property
+    def label(self) -> str:
+        """What the person sees."""
+        return f"uninstall: {self.plan.layout.root}"
+
+    def digest(self) -> str:
+        """It has no receipt."""
+        return ""
+
+    def unchanged(self) -> str | None:
+        """No receipt, no program of ours, no service."""
+        state = self.plan.state
+        installed = any(service.installed for service in self.plan.services.values())
+        if not state.receipts and not state.ours and not installed:
+            return "nothing of rackwright is here"
+        return None
+
+    def act(self) -> Done:
+        """Stop, then remove: services and units, jobs, weights of ours, folders, the service user."""
+        plan, layout = self.plan, self.plan.layout
+        if plan.state.foreign_root:
+            raise StepFailed(
+                f"{layout.root} is not rackwright's (no .rackwright file in it)\nFix: correct root"
+            )
+        self._sh(plan.supervisor.remove(plan.service_names), "remove the service", 400)
+        self._sh(
+            f'for d in {quote(layout.jobs)}/*/; do [ -d "$d" ] && [ -f {quote(plan.lib)}/job.sh ]'
+            f' && sh {quote(plan.lib)}/job.sh cancel "$d"; done; :',
+            "end running jobs",
+            120,
+        )
+        weights = plan.receipt("weights")
+        kept = []
+        for path in weights.paths if weights else ():
+            if path.startswith(layout.root + "/"):
+                self._sh(f"rm -rf {quote(path)}", "remove the weights", 600)
+            else:
+                kept.append(path)
+        folders = " ".join(quote(f"{layout.root}/{name}") for name in OWN_FOLDERS)
+        model_root = quote(layout.model_root)
+        self._sh(
+            f"rm -rf {folders} && rmdir {model_root} 2>/dev/null; rm -f {quote(layout.root)}/.rackwright"
+            f"; rmdir {quote(layout.root)} 2>/dev/null; :",
+            "remove the folders",
+            900,
+        )
+        service = plan.receipt("service")
+        if service and service.detail.get("user") == SERVICE_USER and service.detail.get("made_user"):
+            self._sh(f"userdel {SERVICE_USER} 2>/dev/null; :", "remove the service user", 60)
+        for path in kept:
+            plan.say(f"kept: {path} (outside root; remove it by hand if nobody else uses it)")
+        return Done(receipt=False)
+
+    def _sh(self, script: str, what: str, timeout: float) -> None:
+        done = self.plan.remote.run(script, timeout=timeout)
+        if not done.ok:
+            raise StepFailed(f"cannot {what}: {done.stderr.strip() or done.stdout.strip()}\nFix: run again")

@@ -1,0 +1,200 @@
+"""The verbs: what each deploy does on one host. `deploys/*.py` only name them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyinfra import logger
+
+from tasks.acceptance import Acceptance
+from tasks.engines import engine_step
+from tasks.env import Environment, Tools
+from tasks.jobs import in_time
+from tasks.model.step import Weights
+from tasks.plan import Plan, plan_for
+from tasks.remote import LostHost
+from tasks.service import Service, look_ready
+from tasks.steps import run_step
+from tasks.summary import Summary
+from tasks.switch import Start, Stopped
+from tasks.uninstall import Uninstall
+
+
+def preflight(host: Any) -> None:
+    """Everything that will stop a deployment, found in one read-only pass."""
+    plan = plan_for(host, "preflight", table=True)
+    if plan:
+        plan.record.open()
+        plan.record.finish("pass")
+        plan.say(f"report: {plan.record.page}")
+
+
+def site(host: Any) -> None:
+    """Provision a host end to end."""
+    plan = plan_for(host, "site")
+    if plan:
+        for step in (
+            Environment(plan),
+            Tools(plan),
+            engine_step(plan),
+            Weights(plan),
+            Service(plan),
+            Acceptance(plan),
+            Summary(plan),
+        ):
+            run_step(step)
+
+
+def environment(host: Any) -> None:
+    """The engine's Python environment and the tools'."""
+    plan = plan_for(host, "environment")
+    if plan:
+        run_step(Environment(plan))
+        run_step(Tools(plan))
+
+
+def engine(host: Any) -> None:
+    """The engine, into its environment."""
+    plan = plan_for(host, "engine")
+    if plan:
+        run_step(Environment(plan))
+        run_step(engine_step(plan))
+
+
+def weights(host: Any) -> None:
+    """The weights, delivered and proven whole."""
+    plan = plan_for(host, "weights")
+    if plan:
+        run_step(Environment(plan))
+        run_step(Tools(plan))
+        run_step(Weights(plan))
+
+
+def service(host: Any) -> None:
+    """The engine as a service, ready."""
+    plan = plan_for(host, "service")
+    if plan:
+        run_step(Service(plan))
+        run_step(Summary(plan))
+
+
+def accept(host: Any) -> None:
+    """Ask the running engine again, whatever an earlier run found."""
+    plan = plan_for(host, "accept", preflight=False)
+    if plan:
+        run_step(Acceptance(plan, again=True))
+        run_step(Summary(plan))
+
+
+def start(host: Any) -> None:
+    """Start the service that was installed last, and wait until a token comes out."""
+    plan = plan_for(host, "start", preflight=False)
+    if plan:
+        run_step(Start(plan))
+
+
+def stop(host: Any) -> None:
+    """Stop the service; it stays installed."""
+    plan = plan_for(host, "stop", preflight=False)
+    if plan:
+        run_step(Stopped(plan))
+
+
+def uninstall(host: Any) -> None:
+    """Take away what rackwright put on the host, and nothing else."""
+    plan = plan_for(host, "uninstall", preflight=False)
+    if plan:
+        run_step(Uninstall(plan))
+
+
+def status(host: Any) -> None:
+    """How the service stands; exit code 1 when no token comes out."""
+    plan = plan_for(host, "status", preflight=False)
+    if plan is None:
+        return
+    lines, good = status_lines(plan)
+    plan.host.log("\n" + "\n".join(lines), logger.info)
+    if not good:
+        host.state.fail_hosts({plan.host})
+
+
+def status_lines(plan: Plan) -> tuple[list[str], bool]:
+    """What `status` prints about one host, and whether its engine answers. Reads only."""
+    rows: list[tuple[str, str]] = []
+    good = False
+    mode = next(
+        (mode for mode in plan.recipe.serve.modes if plan.services[plan.spec(mode).name].running), None
+    )
+    spec = plan.spec(mode)
+    service = plan.services[spec.name]
+    if mode is None:
+        installed = plan.receipt("service")
+        rows.append(
+            (
+                "service",
+                f"{service.state}; start it with: rackwright start INVENTORY"
+                if installed
+                else "not installed",
+            )
+        )
+    else:
+        answer = look_ready(plan, spec)
+        good = bool(answer["ready"])
+        state = "ready: a token came out" if good else f"not ready ({answer['stage']}): {answer['why']}"
+        rows += [
+            ("service", f"{spec.name}: {state}"),
+            ("endpoint", f"{spec.base_url}/v1"),
+            ("model", spec.model_name),
+            ("supervisor", f"{plan.supervisor.name}, pid {service.pid}, {service.restarts or 0} restarts"),
+        ]
+        epoch = plan.facts.system.epoch
+        if service.since and epoch:
+            rows.append(("up for", in_time(max(0, epoch - service.since))))
+    for name in ("environment", "engine", "weights", "acceptance"):
+        receipt = plan.receipt(name)
+        if receipt:
+            rows.append((name, f"{_told(name, receipt.detail)} ({receipt.at})"))
+    for name, now in plan.state.jobs.items():
+        if now.state == "running":
+            rows.append(
+                ("job", f"{name} is running since {in_time(now.elapsed)}; run the same verb to attach")
+            )
+    width = max(len(key) for key, _ in rows)
+    return [f"  {key.ljust(width)}  {value}" for key, value in rows], good
+
+
+def _told(name: str, detail: dict[str, Any]) -> str:
+    if name == "environment":
+        return f"{detail.get('kind')}, Python {detail.get('python')}"
+    if name == "engine":
+        return f"{detail.get('package')} {detail.get('version')} ({detail.get('route')})"
+    if name == "weights":
+        return f"{detail.get('files')} files verified"
+    result = detail.get("result") or {}
+    passed = sum(check.get("verdict") == "pass" for check in result.get("checks", []))
+    return f"{result.get('verdict')}: {passed} checks passed"
+
+
+def logs(host: Any) -> None:
+    """The engine's log: the last lines, or as it grows."""
+    plan = plan_for(host, "logs", preflight=False)
+    if plan is None:
+        return
+    receipt = plan.receipt("service")
+    spec = plan.spec(str(receipt.detail.get("mode")) if receipt else None)
+    script = plan.supervisor.logs(spec.name, spec.log, plan.settings.lines, plan.settings.follow)
+    # foreign bytes in output can hang the reader, so they are shown as '?'
+    script = f"{{ {script}; }} 2>&1 | tr -d '\\000-\\010\\013-\\037\\177' | tr '\\200-\\377' '?'"
+    if plan.settings.follow:
+        plan.remote.stream(script)
+        return
+    try:
+        answer = plan.remote.run(script)
+    except LostHost as lost:
+        plan.complain(f"{plan.name} does not answer: {lost}")
+        host.state.fail_hosts({plan.host})
+        return
+    for line in answer.stdout.splitlines():
+        print(line if len(host.state.inventory) == 1 else f"[{plan.name}] {line}")
+    if not answer.stdout.strip():
+        plan.say(f"no log of {spec.name} here; is it installed? rackwright status INVENTORY")
