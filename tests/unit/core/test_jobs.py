@@ -1,0 +1,172 @@
+"""Jobs: the mechanism on the host (run here), and what the controller makes of its answers."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tasks.jobs import Job, JobState, Meter, Progress, in_time, last_progress, outcome_of, parse_status
+
+JOB_SH = str(Path(__file__).parents[3] / "tasks" / "onhost" / "job.sh")
+
+
+class OnHost:
+    """`job.sh` on this machine, in a folder of the test's own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def start(self, key: str, command: str, stdin: str = "") -> str:
+        self.folder.mkdir(exist_ok=True)
+        (self.folder / "command.new").write_text(command)
+        (self.folder / "input.new").write_text(stdin)
+        return subprocess.run(
+            ["sh", JOB_SH, "start", str(self.folder), key], capture_output=True, text=True, timeout=30
+        ).stdout.strip()
+
+    def status(self) -> JobState:
+        done = subprocess.run(
+            ["sh", JOB_SH, "status", str(self.folder), "4000"], capture_output=True, text=True, timeout=30
+        )
+        return parse_status(done.stdout)
+
+    def wait(self, condition: Callable[[JobState], bool]) -> JobState:
+        for _ in range(200):
+            now = self.status()
+            if condition(now):
+                return now
+            time.sleep(0.05)
+        raise AssertionError(f"never came: {now}")
+
+    def cancel(self) -> None:
+        subprocess.run(["sh", JOB_SH, "cancel", str(self.folder)], check=True, timeout=30)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> OnHost:
+    return OnHost(tmp_path / "job")
+
+
+def test_a_job_reads_its_input_and_leaves_result_log_and_exit_code(job: OnHost) -> None:
+    assert job.start("k1", "cat; echo note >&2; exit 3", "hello") == "started"
+    now = job.wait(lambda state: state.state == "done")
+    assert (now.rc, now.result, now.log, now.key) == (3, "hello", "note\n", "k1")
+
+
+def test_a_finished_job_is_not_run_again_for_the_same_key(job: OnHost, tmp_path: Path) -> None:
+    count = f"echo x >> {tmp_path}/count"
+    job.start("k1", count)
+    job.wait(lambda state: state.state == "done")
+    assert job.start("k1", count) == "done"
+    assert job.start("k2", count) == "started"
+    job.wait(lambda state: state.state == "done" and state.key == "k2")
+    assert (tmp_path / "count").read_text() == "x\nx\n"
+
+
+def test_a_failed_job_is_run_again_for_the_same_key(job: OnHost, tmp_path: Path) -> None:
+    command = f"test -f {tmp_path}/mended"
+    job.start("k1", command)
+    assert job.wait(lambda state: state.state == "done").rc == 1
+    (tmp_path / "mended").touch()
+    assert job.start("k1", command) == "started"
+    job.wait(lambda state: state.state == "done" and state.rc == 0)
+
+
+def test_the_same_key_attaches_and_another_is_refused_while_it_runs(job: OnHost) -> None:
+    job.start("k1", "exec sleep 30")
+    try:
+        job.wait(lambda state: state.state == "running")
+        assert job.start("k1", "exit 1") == "attached"
+        assert job.start("k2", "exit 1") == "other k1"
+    finally:
+        job.cancel()
+    assert job.wait(lambda state: state.state != "running").state in ("done", "dead")
+
+
+def test_many_starts_at_once_make_one_job(job: OnHost, tmp_path: Path) -> None:
+    job.folder.mkdir()
+    (job.folder / "command.new").write_text(f"echo x >> {tmp_path}/count; exec sleep 20")
+    (job.folder / "input.new").write_text("")
+    racing = [
+        subprocess.Popen(["sh", JOB_SH, "start", str(job.folder), "k1"], stdout=subprocess.PIPE, text=True)
+        for _ in range(8)
+    ]
+    answers = [process.communicate(timeout=30)[0].strip() for process in racing]
+    try:
+        assert answers.count("started") == 1
+        assert set(answers) <= {"started", "attached", "busy"}
+        job.wait(lambda state: (tmp_path / "count").exists())
+        assert (tmp_path / "count").read_text() == "x\n"
+    finally:
+        job.cancel()
+
+
+def test_a_killed_job_is_dead_and_runs_again(job: OnHost) -> None:
+    job.start("k1", "exec sleep 30")
+    job.wait(lambda state: state.state == "running")
+    os.killpg(int((job.folder / "pid").read_text()), 9)
+    job.wait(lambda state: state.state == "dead")
+    assert job.start("k1", "exit 0") == "started"
+    job.wait(lambda state: state.state == "done")
+
+
+def test_a_reused_pid_of_another_process_or_boot_is_not_taken_for_the_job(job: OnHost) -> None:
+    job.start("k1", "exec sleep 30")
+    job.wait(lambda state: state.state == "running")
+    pid = int((job.folder / "pid").read_text())
+    try:
+        (job.folder / "start").write_text("1\n")
+        assert job.status().state == "dead"
+    finally:
+        os.killpg(pid, 9)
+
+
+def test_output_that_is_not_text_does_not_harm_the_answer(job: OnHost) -> None:
+    job.start("k1", r"printf '\377\000\033[31mred' >&2")
+    now = job.wait(lambda state: state.state == "done")
+    assert "red" in now.log
+
+
+def encoded(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
+
+
+def test_a_damaged_answer_is_an_absent_job_and_never_an_error() -> None:
+    assert parse_status("").state == "absent"
+    assert parse_status("state=done\nrc=x\nlog=%%%").rc is None
+
+
+def test_progress_is_the_newest_whole_line() -> None:
+    log = (
+        '#progress {"phase": "a", "done": 1, "total": 4, "unit": "files"}\nnoise\n'
+        '#progress {"phase": "a", "done": 2, "total": 4, "unit": "files", "note": "x"}\n#progress {"pha'
+    )
+    assert last_progress(log) == Progress("a", 2, 4, "files", "x")
+
+
+def test_the_meter_gives_rate_and_rest_after_some_seconds() -> None:
+    meter = Meter()
+    assert meter.line(Progress("get", 0, 1e9, "bytes", ""), 0) == "get · 0 % · 0 B of 1 GB"
+    assert "50 MB/s · 10 s left" in meter.line(Progress("get", 5e8, 1e9, "bytes", ""), 10)
+
+
+@pytest.mark.parametrize(("seconds", "words"), [(9, "9 s"), (190, "3 min 10 s"), (7500, "2 h 5 min")])
+def test_seconds_are_said_as_people_say_them(seconds: float, words: str) -> None:
+    assert in_time(seconds) == words
+
+
+def test_an_outcome_says_why_it_failed() -> None:
+    work = Job("engine", "/jobs/engine", "k", ("true",))
+    failed = parse_status(
+        f"state=done\nrc=1\nstarted=10\nended=15\nresult={encoded(json.dumps({'error': {}}))}"
+    )
+    assert (outcome_of(work, failed).ok, outcome_of(work, failed).seconds) == (False, 5)
+    assert outcome_of(work, failed).result == {"error": {}}
+    assert "died" in str(outcome_of(work, parse_status("state=dead")).why)

@@ -1,0 +1,75 @@
+"""Settings: safe defaults, and every mistake with the place it was made in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tasks.mistakes import Mistakes
+from tasks.settings import layout_of, settings_from
+
+
+def wrong(**data: Any) -> list[str]:
+    with pytest.raises(Mistakes) as caught:
+        settings_from({"recipe": "rehearsal-cpu", **data}, lambda key: "here")
+    return caught.value.lines
+
+
+def test_defaults_serve_on_loopback_with_a_key() -> None:
+    settings = settings_from({"recipe": "rehearsal-cpu"}, lambda key: "here")
+    assert (settings.bind, settings.api_key, settings.mode) == ("127.0.0.1", True, "eager")
+
+
+@pytest.mark.parametrize("port", [0, 70000, -1, "x"])
+def test_a_port_that_cannot_be_is_refused(port: object) -> None:
+    (line,) = wrong(port=port)
+    assert line.startswith(f"here: port = {port!r}: ")
+
+
+@pytest.mark.parametrize("root", ["/", "/root", "/opt", "/root/autodl-tmp", "/dev/shm", "/opt/"])
+def test_a_folder_that_others_use_is_no_root(root: str) -> None:
+    (line,) = wrong(root=root)
+    assert "must be a folder of its own" in line
+
+
+@pytest.mark.parametrize(
+    "root", ["relative", "/opt/a b", "/opt/../etc", "/opt/$HOME", "/opt/a;b", "/opt/a'b"]
+)
+def test_a_path_that_units_or_shells_would_misread_is_refused(root: str) -> None:
+    (line,) = wrong(root=root)
+    assert "must be an absolute path" in line
+
+
+def test_serving_beyond_loopback_without_a_key_is_refused() -> None:
+    (line,) = wrong(bind="0.0.0.0", api_key=False)
+    assert "api_key = False is refused" in line
+
+
+def test_a_url_that_carries_a_password_is_refused() -> None:
+    (line,) = wrong(index_url="https://me:secret@example.org/simple")
+    assert "must not carry a password" in line
+
+
+def test_a_source_that_needs_more_says_what() -> None:
+    assert "model_path must say where" in wrong(sources=["path"])[0]
+    assert "peer must name a host" in wrong(sources=["peer"])[0]
+
+
+def test_all_mistakes_come_at_once_with_the_nearest_key() -> None:
+    lines = wrong(port=0, bindd="x", root="relative")
+    assert len(lines) == 3
+    assert any("bindd: unknown key; did you mean 'bind'?" in line for line in lines)
+
+
+def test_pyinfra_s_own_keys_and_a_site_s_notes_are_left_alone() -> None:
+    settings = settings_from(
+        {"recipe": "rehearsal-cpu", "ssh_port": 2222, "_sudo": True, "x_rack": "B4"}, lambda key: "here"
+    )
+    assert settings.recipe == "rehearsal-cpu"
+
+
+def test_build_and_serve_share_their_caches_below_root() -> None:
+    layout = layout_of(settings_from({"recipe": "r", "root": "/data/rw"}, lambda key: "here"))
+    assert layout.model_root == "/data/rw/models"
+    assert {path.split("/")[3] for path in layout.caches().values()} == {"cache", "tmp"}
