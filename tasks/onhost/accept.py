@@ -150,6 +150,20 @@ def redact(value: Any, key: str | None) -> Any:
     return SECRETS.sub(lambda m: (m.group(1) or "") + "[redacted]", value)
 
 
+PIECE = re.compile(r'"(?:content|reasoning|reasoning_content|arguments|text)":\s*("(?:[^"\\]|\\.)*")')
+
+
+def spelled(stream: str) -> str:
+    """What the pieces of a stream say together: a key may be spread over them."""
+    said = []
+    for piece in PIECE.findall(stream):
+        try:
+            said.append(json.loads(piece))
+        except ValueError:
+            said.append(piece)
+    return "".join(said)
+
+
 def cut(value: Any, characters: int = 600, items: int = 4) -> Any:
     """`value` small enough to read: long strings and lists end with what is left out."""
     if isinstance(value, dict):
@@ -185,6 +199,7 @@ NAMES = {
     "accepted": ("vllm:spec_decode_num_accepted_tokens_total",),
     "preemptions": ("vllm:num_preemptions_total",),
     "failed_transfers": ("vllm:nixl_num_failed_transfers_total",),
+    "failed_notifications": ("vllm:nixl_num_failed_notifications_total",),
     "expired_transfers": ("vllm:nixl_num_kv_expired_reqs_total",),
     "started": ("process_start_time_seconds",),
 }
@@ -254,6 +269,11 @@ class Exchange:
     def evidence(self, key: str | None) -> Json:
         """The exchange as the report shows it: redacted first, cut after, so that no half key is left."""
         request = {"method": self.method, "path": self.path, "body": self.body}
+        if key and key in spelled(self.text):
+            return {
+                "request": cut(redact(request, key)),
+                "response": {"status": self.status, "body": "[redacted]"},
+            }
         try:
             answer: Any = json.loads(self.text)
         except ValueError:
@@ -397,6 +417,8 @@ class Client:
             if not piece or len(data) > MOST_BYTES:
                 break
         exchange.text = data.decode("utf-8", "replace")
+        if response.length and len(data) <= MOST_BYTES:
+            exchange.error = "the answer was cut: %d bytes are missing" % response.length
         if len(data) > MOST_BYTES:
             exchange.error = "the answer is longer than %d bytes" % MOST_BYTES
 
@@ -625,6 +647,7 @@ class Run:
         self.current = ""
         self.first_metrics: Metrics | None = None
         self.log_offset: int | None = None
+        self.slowest: Json | None = None
         self.card: Json = {}
 
     def fail(self, summary: str, answer: Answer | Exchange | None = None) -> NoReturn:
@@ -693,7 +716,7 @@ class Run:
 
     def metrics_when(self, enough: Callable[[Metrics], bool], seconds: float = 5.0) -> Metrics:
         """The page once `enough` holds, or the last one: engines publish a moment after the answer."""
-        end = time.monotonic() + seconds
+        end = time.monotonic() + seconds * self.parameters.patience
         while True:
             page = self.metrics()
             if enough(page) or time.monotonic() > end:
@@ -821,7 +844,7 @@ def identity(run: Run) -> str:
     if "version" in wanted:
         exchange, value = run.client.json("GET", "/version")
         version = value.get("version") if isinstance(value, dict) else None
-        if version != wanted["version"]:
+        if not same_version(str(version), str(wanted["version"])):
             run.fail("the engine's version is %r, the receipt says %r" % (version, wanted["version"]))
         agreed.append("version")
     if "pid" in wanted:
@@ -846,6 +869,13 @@ def identity(run: Run) -> str:
     return "agrees with the receipt: " + ", ".join(agreed)
 
 
+def same_version(said: str, wanted: str) -> bool:
+    """Versions agree; a local part (`+cpu`, `+cu130`) counts only where both have one: /version drops it."""
+    if "+" in said and "+" in wanted:
+        return said == wanted
+    return said.split("+")[0] == wanted.split("+")[0]
+
+
 def listeners(port: int) -> list[int]:
     """Processes that listen on a TCP port, from /proc; empty where that cannot be seen."""
     inodes = set()
@@ -857,14 +887,25 @@ def listeners(port: int) -> list[int]:
             continue
         inodes |= {r[9] for r in rows if r[3] == "0A" and int(r[1].rsplit(":", 1)[1], 16) == port}
     owners = []
+    sockets = {"socket:[%s]" % inode for inode in inodes}
     for pid in filter(str.isdigit, os.listdir("/proc") if inodes else []):
-        try:
-            links = {os.readlink("/proc/%s/fd/%s" % (pid, fd)) for fd in os.listdir("/proc/%s/fd" % pid)}
-        except OSError:
-            continue
-        if links & {"socket:[%s]" % inode for inode in inodes}:
+        if any(link in sockets for link in open_files(pid)):
             owners.append(int(pid))
     return owners
+
+
+def open_files(pid: str) -> Iterator[str]:
+    """What a process has open; nothing where it may not be seen."""
+    folder = "/proc/%s/fd" % pid
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return
+    for name in names:
+        try:
+            yield os.readlink(os.path.join(folder, name))
+        except OSError:  # closed in the meantime
+            continue
 
 
 def is_within(pid: int, root: int) -> bool:
@@ -887,11 +928,11 @@ def idle(run: Run) -> str:
     before = run.metrics_when(lambda page: not page.get("running"), 5.0)
     if before.get("running"):
         raise Skipped("%d requests of somebody are running" % int(before.get("running") or 0))
-    time.sleep(0.3)  # the last answer's counters are published
+    time.sleep(0.1)  # the last answer's counters are published
     before = run.metrics()
     if before.get("generated") is None:
         raise Skipped("the server exports no token counters")
-    window = {"smoke": 1.0, "standard": 3.0, "deep": 10.0}[run.parameters.profile]
+    window = {"smoke": 1.0, "standard": 3.0, "deep": 10.0}[run.parameters.profile] * run.parameters.patience
     end = time.monotonic() + window
     while time.monotonic() < end:
         run.client.send("GET", "/health", seconds=10)
@@ -901,7 +942,7 @@ def idle(run: Run) -> str:
         far = moved(before, after, what)
         if far:
             run.fail("the counter of %s moved by %d while only /health was asked" % (what, far))
-    return "no token counter moved in %.0f s of health probes" % window
+    return "no token counter moved in %.1f s of health probes" % window
 
 
 @check("auth.key", limit=30)
@@ -996,11 +1037,11 @@ def chat_usage(run: Run) -> str:
             run.fail("%d completion tokens where 1 to 48 are possible" % made, answer)
     if streamed.usage_with_choices:
         run.fail("the usage chunk of the stream has choices", streamed)
-    if whole.usage and streamed.usage and whole.usage["prompt_tokens"] != streamed.usage["prompt_tokens"]:
-        run.fail("the streamed usage counts another prompt", streamed)
-    if whole.text == streamed.text and whole.usage != {**(streamed.usage or {}), **differing(whole)}:
-        run.fail("whole usage %s, streamed usage %s" % (whole.usage, streamed.usage), streamed)
-    counted = (whole.usage or {})["prompt_tokens"]
+    same = ["prompt_tokens"] + (["completion_tokens"] if whole.text == streamed.text else [])
+    for name in same:
+        if number(whole.usage or {}, name) != number(streamed.usage or {}, name):
+            run.fail("%s differ: whole %s, streamed %s" % (name, whole.usage, streamed.usage), streamed)
+    counted = number(whole.usage or {}, "prompt_tokens")
     try:
         tokens = run.tokenized(body)["count"]
     except Skipped:
@@ -1014,11 +1055,6 @@ def number(usage: Json, name: str) -> int:
     """A count of a usage; -1 when it is missing or no count."""
     value = usage.get(name)
     return value if isinstance(value, int) and not isinstance(value, bool) else -1
-
-
-def differing(answer: Answer) -> Json:
-    """The parts of a usage that may differ between two equal requests: what the cache did."""
-    return {k: v for k, v in (answer.usage or {}).items() if not k.endswith("_tokens")}
 
 
 @check("chat.max_tokens", limit=60)
@@ -1284,8 +1320,11 @@ def rounds(run: Run, stream: bool, thinking: bool) -> str:
     messages: list[Json] = [{"role": "user", "content": ASK_BOXES}]
     tools = preamble()
     with_reasoning = 0
-    for turn in range(1, len(BOXES) + 2):
+    try:
+        room = min(2048 if thinking else 384, run.context() // 4)
+    except Skipped:
         room = 2048 if thinking else 384
+    for turn in range(1, len(BOXES) + 2):
         answer = run.chat(run.request(messages, thinking, tools=tools, stream=stream, max_tokens=room))
         where = "round %d: " % turn
         leak = MARKUP.search(answer.text)
@@ -1474,9 +1513,7 @@ def hangup(run: Run) -> str:
     after = run.metrics_when(lambda page: (page.get("running") or 0) <= resting, 15.0)
     run.figures.update(running_before_leaving=max(seen), seconds_to_rest=round(time.monotonic() - left, 2))
     if (after.get("running") or 0) > resting:
-        run.fail(
-            "15 s after the client left, %d requests are running" % (after.get("running") or 0), exchange
-        )
+        run.fail("%d requests are running long after the client left" % (after.get("running") or 0), exchange)
     return "%d running before, %d after" % (max(seen), after.get("running") or 0)
 
 
@@ -1542,11 +1579,14 @@ def preemptions(run: Run) -> str:
 def kv_transfers(run: Run) -> str:
     """No KV transfer between prefill and decode has failed or expired since the engine started."""
     page = run.metrics()
-    failed, expired = page.get("failed_transfers"), page.get("expired_transfers")
-    if failed is None and expired is None:
+    counts = {
+        what: page.get(what) for what in ("failed_transfers", "failed_notifications", "expired_transfers")
+    }
+    if all(count is None for count in counts.values()):
         raise Skipped("the server transfers no KV cache")
-    if failed or expired:
-        run.fail("%d transfers failed, %d requests expired" % (failed or 0, expired or 0))
+    bad = ["%d %s" % (count, what.replace("_", " ")) for what, count in counts.items() if count]
+    if bad:
+        run.fail(", ".join(bad))
     return "none failed"
 
 
@@ -1556,6 +1596,8 @@ def compiled(run: Run) -> str:
     path = run.expect.get("log")
     if not path:
         raise Skipped("no log file was given")
+    if not run.answers:
+        raise Skipped("no answer came in this run")
     if run.log_offset is None:
         raise Skipped("the log could not be read when the run began: %s" % path)
     try:
@@ -1630,6 +1672,9 @@ def perform(run: Run, one: Check, limit: float) -> tuple[Json, bool]:
         summary = reason
     result = entry(one, verdict, summary, reason, time.monotonic() - started)
     shown = decisive or (client.exchanges[-1] if client.exchanges else None)
+    for exchange in client.exchanges:
+        if run.slowest is None or exchange.seconds > run.slowest["seconds"]:
+            run.slowest = {"check": one.id, "seconds": round(exchange.seconds, 3)}
     result["figures"] = run.figures
     result["exchanges"] = len(client.exchanges)
     result["evidence"] = shown.evidence(client.key) if shown is not None else None
@@ -1655,6 +1700,7 @@ def accept(parameters: Parameters, key: str | None) -> Json:
     given_up: str | None = None
     silent = 0
     note_log(run)
+    run.first_metrics = quiet_metrics(run)
     for number, one in enumerate(checks):
         heartbeat.step(number, one.id)
         left = end - time.monotonic()
@@ -1679,10 +1725,8 @@ def accept(parameters: Parameters, key: str | None) -> Json:
         silent = silent + 1 if unanswered and result["verdict"] == "fail" else 0
         if silent and (one.id == "guard.first_request" or silent == 2):
             given_up = "the server does not answer (see %s)" % one.id
-        if number == 0:
-            note_log(run)
-        if run.first_metrics is None and given_up is None:
-            run.first_metrics = quiet_metrics(run)
+        if one.id == "guard.first_request":
+            note_log(run)  # what the warm-up compiled does not count
     heartbeat.over.set()
     say({**heartbeat.last, "done": len(checks), "note": "done"})
     verdicts = [result["verdict"] for result in results]
@@ -1695,6 +1739,7 @@ def accept(parameters: Parameters, key: str | None) -> Json:
         "knowledge": parameters.knowledge,
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(began)),
         "seconds": round(time.monotonic() - started, 3),
+        "slowest_request": run.slowest,
         "counts": {name: verdicts.count(name) for name in ("pass", "fail", "skipped")},
         "checks": results,
     }, key)  # fmt: skip
@@ -1712,7 +1757,7 @@ def note_log(run: Run) -> None:
 def quiet_metrics(run: Run) -> Metrics | None:
     """The metrics page, or None where there is none."""
     try:
-        run.client.deadline = time.monotonic() + 10
+        run.client.deadline = time.monotonic() + 5 * min(1.0, run.parameters.patience)
         return run.metrics()
     except (Skipped, Failed):
         return None
@@ -1872,7 +1917,7 @@ def main(argv: list[str]) -> int:
         parameters = parameters_from(values)
         key = read_key(parameters.api_key_file)
     except Usage as error:
-        print("accept.py: %s" % error, file=sys.stderr)
+        print("accept.py: %s" % redact(str(error), None), file=sys.stderr)
         return 2
     result = accept(parameters, key)
     as_json = options.json or options.stdin

@@ -12,7 +12,8 @@ Tests install this one file as `<env>/bin/vllm` (standard library only, Python >
     vllm --version
 
 Flags that mean something here: --host --port --served-model-name --max-model-len --api-key
---speculative-config --[no-]enable-prefix-caching --block-size. Every other flag is accepted, as is its value.
+--speculative-config --kv-transfer-config --[no-]enable-prefix-caching --block-size, and of its own
+--standin-log FILE. Every other flag is accepted, as is its value.
 The key comes from VLLM_API_KEY (or --api-key) and guards /v1/* only, as in vLLM.
 
 Faults: STANDIN_FAULTS="name,name=value" and, read again for every request, the JSON file that
@@ -22,11 +23,11 @@ STANDIN_FAULT_FILE names: ["name", "name=value"] or {"name": true, "name": value
                  dies_after=S
     identity     wrong_model_name  model_swap  wrong_version
     whole reply  ok_with_error_body  hanging  slow=S (a token)  wrong_answer  empty_answer  random_weights
-                 trickle=S (a byte)  no_tokenize  no_metrics  server_error
+                 trickle=S (a byte)  no_tokenize  no_metrics  server_error  echoes_key
     streaming    no_done  bad_sse  hanging_stream  half_utf8  replacement_chars  split_transport (legal)
                  answers_only_not_streaming  stream_differs  stream_error_event  no_stream_usage
-    fields       reasoning_content (legal)  wrong_usage  wrong_finish_reason  ignores_max_tokens  ignores_stop
-                 ignores_n  no_logprobs  positive_logprobs  ignores_schema
+    fields       reasoning_content (legal)  wrong_usage  usage_of_another_prompt  wrong_finish_reason
+                 ignores_max_tokens  ignores_stop  ignores_n  no_logprobs  positive_logprobs  ignores_schema
     thinking     lost_reasoning  always_thinks  ignores_thinking_switch  reasoning_after_answer
                  think_in_content
     tools        ignores_tool_choice  no_tool_calls  wrong_tool  wrong_tool_args  tool_args_cut
@@ -34,7 +35,7 @@ STANDIN_FAULT_FILE names: ["name", "name=value"] or {"name": true, "name": value
                  lost_reasoning_round3  stuck_round3
     errors       accepts_any_model  bad_json_500  accepts_too_long  dies_on_long  hangup_leaks  no_key_check
     mechanisms   frozen_counters  no_cache_hits  no_drafts  no_acceptance  preempts  compiles_late
-                 token_counters_move_idle  forgets_middle
+                 token_counters_move_idle  forgets_middle  failed_transfers  wrong_context
 """
 
 from __future__ import annotations
@@ -293,15 +294,16 @@ class Metrics:
         "prompt_tokens",
         "generation_tokens",
     )
+    NIXL = ("nixl_num_failed_transfers", "nixl_num_failed_notifications", "nixl_num_kv_expired_reqs")
     SPEC = ("spec_decode_num_drafts", "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens")
 
-    def __init__(self, model: str, speculative: bool, caching: bool, block: int) -> None:
+    def __init__(self, model: str, speculative: bool, transfers: bool, caching: bool, block: int) -> None:
         self.lock = threading.Lock()
         self.model = model
         self.caching = caching
         self.block = block
         self.created = time.time()
-        names = self.COUNTERS + (self.SPEC if speculative else ())
+        names = self.COUNTERS + (self.SPEC if speculative else ()) + (self.NIXL if transfers else ())
         self.counters: dict[str, float] = dict.fromkeys(names, 0.0)
         self.finished = {"stop": 0.0, "length": 0.0, "abort": 0.0}
         self.running = 0
@@ -365,7 +367,9 @@ class StandIn:
         self.draft = int(json.loads(speculative).get("num_speculative_tokens", 2)) if speculative else 0
         self.caching = "no-enable-prefix-caching" not in self.options
         self.faults_given: Any = None
-        self.metrics = Metrics(self.served, bool(self.draft), self.caching, self.block)
+        self.metrics = Metrics(
+            self.served, bool(self.draft), "kv-transfer-config" in self.options, self.caching, self.block
+        )
         self.cached: set[str] = set()
         self.vocabulary: dict[str, int] = {}
         self.words: list[str] = []
@@ -446,6 +450,7 @@ class StandIn:
             self.metrics.add("prefix_cache_hits", cached)
             self.metrics.add("prompt_tokens", len(tokens))
             self.metrics.add("num_preemptions", 1 if "preempts" in faults else 0)
+            self.metrics.add("nixl_num_failed_transfers", 1 if "failed_transfers" in faults else 0)
         time.sleep(min(0.5, 5e-6 * (len(tokens) - cached)))
         return cached
 
@@ -605,7 +610,7 @@ class Handler(BaseHTTPRequestHandler):
                 "owned_by": "vllm",
                 "root": engine.options["model"],
                 "parent": None,
-                "max_model_len": engine.max_model_len,
+                "max_model_len": engine.max_model_len // (2 if "wrong_context" in faults else 1),
             }
             self.send_json(200, {"object": "list", "data": [card]})
         elif path == "/metrics" and "no_metrics" not in faults:
@@ -680,8 +685,10 @@ class Handler(BaseHTTPRequestHandler):
                 engine.die("RuntimeError: the prompt does not fit")
                 raise Hangup
             if "accepts_too_long" not in faults:
-                limits = (engine.max_model_len, len(prompt))
-                raise HttpError(400, "The context length is %d tokens, the request has %d." % limits)
+                limits = (engine.max_model_len, len(prompt), int(limit or 1))
+                raise HttpError(
+                    400, "The context is %d tokens; the prompt has %d, and %d are asked." % limits
+                )
         if "ok_with_error_body" in faults:
             self.send_json(200, {"error": {"message": "upstream unavailable", "type": "InternalServerError"}})
             return
@@ -769,6 +776,8 @@ class Completion:
             reply.text = "<think>" + reply.reasoning + "</think>" + reply.text
         if "wrong_answer" in faults and reply.text:
             reply.text = "对不起，我不明白。"
+        if "echoes_key" in faults:
+            reply.text = "seen: " + str(self.handler.headers.get("Authorization"))
         if "empty_answer" in faults:
             reply.text = ""
         if self.streaming and "stream_differs" in faults and reply.text:
@@ -811,7 +820,9 @@ class Completion:
         done += 1 if self.reason != "length" else 0
         prompt = len(self.prompt)
         if "wrong_usage" in self.faults:
-            prompt, done = prompt + 7, done * 3
+            done *= 30
+        if "usage_of_another_prompt" in self.faults:
+            prompt += 7
         return {
             "prompt_tokens": prompt,
             "completion_tokens": done,
