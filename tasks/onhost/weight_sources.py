@@ -346,6 +346,8 @@ class HuggingFace(Source):
     def _fetch(self, remote: Remote, part: Part) -> None:
         hub = client_module("huggingface_hub")
         http_get = client_module("huggingface_hub.file_download").http_get
+        # It writes whole chunks only, of 10 MB: what a dropped connection loses of each file.
+        client_module("huggingface_hub.constants").DOWNLOAD_CHUNK_SIZE = BLOCK
         endpoint, token = self._setup()
         url = hub.hf_hub_url(self.spec["repo"], remote.path, revision=self.revision, endpoint=endpoint)
         headers = client_module("huggingface_hub.utils").build_hf_headers(token=token)

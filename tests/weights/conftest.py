@@ -85,13 +85,15 @@ class Site:
 @pytest.fixture(scope="session")
 def origin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("origin") / "tiny"
-    make_checkpoint(folder, shards=4, tensors=3, tensor_bytes=100_000)
+    make_checkpoint(folder, shards=4, tensors=3, tensor_bytes=1_000_000)
     return folder
 
 
 @pytest.fixture
 def content(origin: Path) -> dict[str, bytes]:
-    return {p.relative_to(origin).as_posix(): p.read_bytes() for p in sorted(origin.rglob("*")) if p.is_file()}
+    return {
+        p.relative_to(origin).as_posix(): p.read_bytes() for p in sorted(origin.rglob("*")) if p.is_file()
+    }
 
 
 @pytest.fixture
@@ -123,7 +125,9 @@ SOURCE: dict[str, Callable[..., dict[str, Any]]] = {"huggingface": hf, "modelsco
 
 
 @pytest.fixture(params=["huggingface", "modelscope"])
-def any_hub(request: pytest.FixtureRequest, content: dict[str, bytes]) -> Iterator[tuple[Hub, dict[str, Any]]]:
+def any_hub(
+    request: pytest.FixtureRequest, content: dict[str, bytes]
+) -> Iterator[tuple[Hub, dict[str, Any]]]:
     """Both hubs, one after the other, and the source that names it."""
     with running(content, request.param) as hub:
         yield hub, SOURCE[request.param](hub)

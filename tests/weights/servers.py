@@ -1,6 +1,6 @@
 """Small local servers that speak as the hubs do, with faults that a test switches on.
 
-The Hugging Face shape follows what huggingface_hub 2.4 asks for (`/api/models/<id>/revision/<rev>`, `.../tree/...`,
+The Hugging Face shape follows what huggingface_hub 2.4 asks for (`/api/models/<id>/revision/<rev>`, `../tree/`,
 `/<id>/resolve/<rev>/<path>` with a redirect of LFS files to a signed address on another name); the ModelScope
 shape what modelscope_hub 0.5 asks for (`/api/v1/models/<id>/repo/files`, `.../repo?FilePath=`).
 """
@@ -140,14 +140,21 @@ class Handler(BaseHTTPRequestHandler):
         for name, content in self.hub.files.items():
             if name in self.hub.unlisted:
                 continue
-            entry: dict[str, Any] = {"type": "file", "oid": git_blob(content), "size": len(content), "path": name}
+            entry: dict[str, Any] = {
+                "type": "file",
+                "oid": git_blob(content),
+                "size": len(content),
+                "path": name,
+            }
             if len(content) >= LFS_FROM:
                 sha256 = hashlib.sha256(content).hexdigest()
                 entry["lfs"] = {"oid": sha256, "size": len(content), "pointerSize": 135}
                 entry["oid"], entry["xetHash"] = "4" * 40, "d" * 64
             entries.append({**entry, **self.hub.lies.get(name, {})})
         folders = {n.rpartition("/")[0] for n in self.hub.files if "/" in n}
-        return entries + [{"type": "directory", "oid": "2" * 40, "size": 0, "path": f} for f in sorted(folders)]
+        return entries + [
+            {"type": "directory", "oid": "2" * 40, "size": 0, "path": f} for f in sorted(folders)
+        ]
 
     def modelscope(self, path: str, query: dict[str, str]) -> None:
         hub = self.hub
