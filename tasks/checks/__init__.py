@@ -1,0 +1,55 @@
+"""Whether the host can: pure checks over recipe needs and facts.
+
+`run_checks(needs, facts)` gives every finding of one host. A check is a function
+`(Needs, HostFacts) -> Finding | list[Finding]`; checks never touch a host, and their order means nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tasks.checks import build, disk, host
+from tasks.checks.needs import DiskNeed, EndpointNeed, GpuNeed, Needs
+from tasks.facts import HostFacts
+from tasks.findings import Finding, skipped
+
+__all__ = ["CHECKS", "DiskNeed", "EndpointNeed", "GpuNeed", "Needs", "run_checks"]
+
+Check = Callable[[Needs, HostFacts], Finding | list[Finding]]
+
+CHECKS: dict[str, Check] = {
+    "host.os": host.os_release,
+    "host.kernel": host.kernel,
+    "host.glibc": host.glibc,
+    "host.cpu": host.cpu,
+    "host.memory": host.memory,
+    "host.cgroup_limits": host.cgroup_limits,
+    "host.clock": host.clock,
+    "host.init": host.init,
+    "host.privilege": host.privilege,
+    "host.ulimits": host.ulimits,
+    "host.ports": host.ports,
+    "host.hugepages": host.hugepages,
+    "host.swap": host.swap,
+    "disk.space": disk.space,
+    "disk.inodes": disk.inodes,
+    "disk.shm": disk.shm,
+    "disk.writable": disk.writable,
+    "disk.type": disk.kind,
+    "python.conda": build.conda,
+    "build.tools": build.tools,
+    "build.memory_per_job": build.memory_per_job,
+    "build.cuda_wheels": build.one_cuda_major,
+}
+
+
+def run_checks(needs: Needs, facts: HostFacts) -> list[Finding]:
+    """Every finding about one host. A check that breaks becomes `skipped` with the reason, never a crash."""
+    findings: list[Finding] = []
+    for id, check in CHECKS.items():
+        try:
+            found = check(needs, facts)
+        except Exception as error:
+            found = skipped(id, f"this check broke ({type(error).__name__}: {error}); please report it")
+        findings.extend(found if isinstance(found, list) else [found])
+    return findings

@@ -1,0 +1,100 @@
+"""What a deployment needs of its host, in one flat record: the checks' side of recipe and settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Route = Literal["wheel", "source", "docker"]
+DiskKind = Literal["env", "model", "cache", "scratch", "other"]
+
+GIB = 1024**3
+
+
+@dataclass(frozen=True)
+class DiskNeed:
+    """Room that one path of the layout needs, still to come: what is there already is not counted.
+
+    `kind` decides what a slow or network file system costs there.
+    """
+
+    path: str
+    bytes: int
+    inodes: int = 0
+    purpose: str = ""
+    kind: DiskKind = "other"
+
+
+@dataclass(frozen=True)
+class EndpointNeed:
+    """A server that the chosen routes use. `alternative` is what to do where it cannot be reached."""
+
+    name: str
+    url: str
+    purpose: str
+    alternative: str | None = None
+
+
+@dataclass(frozen=True)
+class GpuNeed:
+    """The GPUs that the recipe is for. `names` are substrings of the product name, any of them fits.
+
+    `memory_mib` is the least memory of one GPU; `count` how many the recipe uses.
+    """
+
+    names: tuple[str, ...] = ()
+    count: int = 1
+    compute_capability: str | None = None
+    memory_mib: int | None = None
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Everything that checks compare a host with. A field left empty is not asked of the host.
+
+    Versions are dotted strings (floors, unless said otherwise); sizes are bytes. `own_pids` are processes
+    of this deployment that already run: they may hold its ports and its GPUs. `flags` are the engine's
+    flags and `env` its environment in the chosen mode, for combinations that cannot work.
+    """
+
+    root: str
+    route: Route = "wheel"
+    gpu: GpuNeed | None = None
+    driver: str | None = None
+    cuda_major: int | None = None
+    cuda_toolkit: str | None = None
+    python: str | None = None
+    env_kind: Literal["auto", "conda", "venv"] = "auto"
+    machine: tuple[str, ...] = ("x86_64", "amd64")
+    kernel: str | None = "4.18"
+    glibc: str | None = None
+    cpu_flags: tuple[str, ...] = ()
+    ram_bytes: int = 0
+    build_jobs: int | None = None
+    build_bytes_per_job: int = 6 * GIB
+    shm_bytes: int = 0
+    disk: tuple[DiskNeed, ...] = ()
+    ports: tuple[int, ...] = ()
+    endpoints: tuple[EndpointNeed, ...] = ()
+    offline: bool = False
+    supervisor: Literal["auto", "systemd", "systemd-user", "supervisord"] = "auto"
+    needs_root: bool = False
+    nofile: int = 65535
+    rdma: bool = False
+    own_pids: tuple[int, ...] = ()
+    engine_version: str | None = None
+    flashinfer: str | None = None
+    model_kind: str | None = None
+    model_speculative: tuple[str, ...] = ()
+    speculative_method: str | None = None
+    speculative_tokens: int | None = None
+    attention_heads: int | None = None
+    tensor_parallel: int | None = None
+    disaggregated: bool = False
+    flags: dict[str, Any] = field(default_factory=dict)
+    env: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def want_gpu(self) -> bool:
+        """The recipe uses GPUs at all."""
+        return self.gpu is not None and self.gpu.count > 0

@@ -1,0 +1,314 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from composed_hosts import place
+
+from tasks import checks
+from tasks.checks import DiskNeed, Needs, build, disk, run_checks
+from tasks.checks import host as host_checks
+from tasks.facts import HostFacts
+from tasks.facts.net import Listener, NetFacts, Owner
+from tasks.facts.tools import CondaFacts, EnvFacts, PythonFacts, Tool, ToolFacts
+from tasks.findings import Finding
+
+GIB = 1024**3
+MakeHost = Callable[..., HostFacts]
+MakeNeeds = Callable[..., Needs]
+
+
+def test_a_healthy_host_passes_every_check(healthy: HostFacts, needs: MakeNeeds, by_id: Any) -> None:
+    found = by_id(run_checks(needs(), healthy))
+    assert {id for id, finding in found.items() if finding.status in ("fail", "warn")} == set()
+    assert {"host.os", "host.memory", "host.ports", "disk.space", "disk.inodes", "python.conda"} <= set(found)
+
+
+def test_an_unread_host_is_skipped_everywhere_and_never_ok(needs: MakeNeeds) -> None:
+    statuses = {finding.id: finding.status for finding in run_checks(needs(), HostFacts())}
+    assert set(statuses.values()) == {"skipped"}
+
+
+def test_every_failure_says_how_to_mend_it_and_what_was_wanted(needs: MakeNeeds, host: MakeHost) -> None:
+    bad = host(
+        system={"sysname": "FreeBSD", "libc_version": "2.17", "clock_skew_s": -90000.0, "nofile_hard": 256,
+                "sudo": "password", "uid": 1000, "systemd": False},
+        cpu={"flags": frozenset({"sse2"})},
+        memory={"available": GIB},
+        cgroup={"memory_max": 2 * GIB},
+        net=NetFacts(listeners=(Listener(8000, "0.0.0.0", 7),)),
+        tools=ToolFacts(found={"tar": Tool("/usr/bin/tar")}),
+        disk=[place("/opt/rackwright", free_bytes=GIB, free_inodes=10, writable=False),
+              place("/dev/shm", mount="/dev/shm", total_bytes=64 * 1024**2, free_bytes=64 * 1024**2)],
+    )  # fmt: skip
+    findings = run_checks(needs(needs_root=True, supervisor="systemd", shm_bytes=GIB), bad)
+    failed = [finding for finding in findings if finding.status == "fail"]
+    assert len(failed) == 16
+    for finding in failed:
+        assert finding.fix and finding.observed and finding.expected, finding
+
+
+def test_a_check_that_breaks_is_skipped_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, healthy: HostFacts, needs: MakeNeeds
+) -> None:
+    def broken(needs: Needs, host: HostFacts) -> Finding:
+        raise KeyError("oops")
+
+    monkeypatch.setitem(checks.CHECKS, "host.os", broken)
+    found = {finding.id: finding for finding in run_checks(needs(), healthy)}
+    assert found["host.os"].status == "skipped"
+    assert "KeyError" in found["host.os"].summary
+    assert found["host.kernel"].status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("changes", "status"),
+    [
+        ({"libc_version": "2.28"}, "ok"),
+        ({"libc_version": "2.17"}, "fail"),
+        ({"libc": "musl", "libc_version": "1.2.4"}, "fail"),
+        ({"libc_version": None}, "skipped"),
+    ],
+)
+def test_glibc_is_held_against_the_wheels_floor(
+    changes: dict[str, Any], status: str, host: MakeHost, needs: MakeNeeds
+) -> None:
+    assert host_checks.glibc(needs(), host(system=changes)).status == status
+
+
+def test_an_image_brings_its_own_libc_python_and_compiler(host: MakeHost, needs: MakeNeeds) -> None:
+    musl = host(system={"libc": "musl"}, tools=ToolFacts())
+    wanted = needs(route="docker")
+    assert {c(wanted, musl).status for c in (host_checks.glibc, build.conda, build.tools)} == {"skipped"}
+
+
+def test_arm_is_refused_where_the_lock_is_for_x86(host: MakeHost, needs: MakeNeeds) -> None:
+    assert host_checks.os_release(needs(), host(system={"machine": "aarch64"})).status == "fail"
+    assert (
+        host_checks.os_release(needs(machine=("aarch64",)), host(system={"machine": "aarch64"})).status
+        == "ok"
+    )
+
+
+def test_an_old_kernel_is_a_warning(host: MakeHost, needs: MakeNeeds) -> None:
+    assert host_checks.kernel(needs(), host(system={"kernel": "3.10.0-1160.el7"})).status == "warn"
+
+
+def test_the_missing_instruction_set_is_named(host: MakeHost, needs: MakeNeeds) -> None:
+    finding = host_checks.cpu(needs(), host(cpu={"flags": frozenset({"sse2"})}))
+    assert (finding.status, finding.summary) == ("fail", "the CPU has no AVX2")
+
+
+def test_the_container_limit_counts_and_not_what_free_shows(host: MakeHost, needs: MakeNeeds) -> None:
+    rented = host(
+        memory={"total": 1007 * GIB, "available": 900 * GIB},
+        cgroup={
+            "version": 1,
+            "memory_max": 8 * GIB,
+            "memory_current": 4 * GIB,
+            "memory_inactive": 0,
+            "cpus": 48.0,
+        },
+        cpu={"cpus": 192},
+    )
+    assert host_checks.memory(needs(), rented).status == "ok"
+    finding = host_checks.cgroup_limits(needs(), rented)
+    assert finding.status == "fail"
+    assert "4.0 GiB more" in finding.summary
+    assert finding.observed == "memory 8.0 GiB and 48 cores (cgroup v1; the machine has 1007 GiB, 192 cores)"
+
+
+def test_page_cache_in_the_container_is_room(host: MakeHost, needs: MakeNeeds) -> None:
+    cached = host(cgroup={"memory_max": 8 * GIB, "memory_current": 7 * GIB, "memory_inactive": 6 * GIB})
+    assert host_checks.cgroup_limits(needs(), cached).status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("skew", "status"), [(3.0, "ok"), (-600.0, "warn"), (-86400.0, "fail"), (None, "skipped")]
+)
+def test_the_clock_is_compared_with_the_controllers(
+    skew: float | None, status: str, host: MakeHost, needs: MakeNeeds
+) -> None:
+    assert host_checks.clock(needs(), host(system={"clock_skew_s": skew})).status == status
+
+
+def test_a_wrong_clock_only_warns_where_nothing_is_downloaded(host: MakeHost, needs: MakeNeeds) -> None:
+    assert host_checks.clock(needs(offline=True), host(system={"clock_skew_s": -86400.0})).status == "warn"
+
+
+def test_no_systemd_is_fine_unless_it_is_asked_for(host: MakeHost, needs: MakeNeeds) -> None:
+    bare = host(system={"systemd": False, "pid1": "bash"})
+    finding = host_checks.init(needs(), bare)
+    assert (finding.status, finding.observed) == ("ok", "no systemd; process 1 is bash")
+    assert host_checks.init(needs(supervisor="systemd"), bare).status == "fail"
+    no_user = host(system={"systemd_user": False, "user": "ubuntu"})
+    finding = host_checks.init(needs(supervisor="systemd-user"), no_user)
+    assert (finding.status, finding.fix) == ("fail", "sudo loginctl enable-linger ubuntu")
+
+
+def test_root_is_only_asked_of_hosts_that_need_it(host: MakeHost, needs: MakeNeeds) -> None:
+    user = host(system={"uid": 1000, "user": "me", "sudo": "password"})
+    assert host_checks.privilege(needs(), user).status == "ok"
+    assert host_checks.privilege(needs(needs_root=True), user).status == "fail"
+    sudoer = host(system={"uid": 1000, "user": "me", "sudo": "passwordless"})
+    assert host_checks.privilege(needs(needs_root=True), sudoer).status == "ok"
+
+
+def test_few_open_files_warn_where_no_unit_can_raise_them(host: MakeHost, needs: MakeNeeds) -> None:
+    assert host_checks.ulimits(needs(), host(system={"nofile_hard": 20000})).status == "ok"
+    container = host(system={"nofile_hard": 20000, "systemd": False})
+    assert host_checks.ulimits(needs(), container).status == "warn"
+    assert host_checks.ulimits(needs(nofile=8192), container).status == "ok"
+    rdma = host(system={"systemd": False})
+    assert host_checks.ulimits(needs(rdma=True), rdma).status == "warn"
+
+
+def test_a_stranger_on_the_port_is_named_and_our_own_service_is_not_a_stranger(
+    host: MakeHost, needs: MakeNeeds
+) -> None:
+    listener = Listener(8000, "0.0.0.0", 1000)
+    stranger = Owner(77, "nginx", "/usr/sbin/nginx", "/", "nginx:")
+    taken = host(net=NetFacts(listeners=(listener,), owners={8000: (stranger,)}))
+    finding = host_checks.ports(needs(), taken)
+    assert (finding.status, finding.observed) == ("fail", "8000 on 0.0.0.0 by nginx (pid 77)")
+    hidden = host_checks.ports(needs(), host(net=NetFacts(listeners=(listener,))))
+    assert hidden.status == "fail" and "uid 1000 that is not visible" in (hidden.observed or "")
+    ours = Owner(
+        78, "vllm", "/usr/bin/python3.12", "/", "/opt/rackwright/env/bin/python /opt/rackwright/env/bin/vllm"
+    )
+    running = host(net=NetFacts(listeners=(listener,), owners={8000: (ours,)}))
+    assert host_checks.ports(needs(), running).status == "ok"
+    neighbour = replace(ours, argv="/opt/rackwright2/env/bin/python")
+    other = host(net=NetFacts(listeners=(listener,), owners={8000: (neighbour,)}))
+    assert host_checks.ports(needs(), other).status == "fail"
+    assert host_checks.ports(needs(own_pids=(78,)), other).status == "ok"
+
+
+def test_what_shares_one_disk_is_added_up(host: MakeHost, needs: MakeNeeds) -> None:
+    wanted = needs(
+        disk=(
+            DiskNeed("/opt/rackwright", 120 * GIB, 100, "env"),
+            DiskNeed("/models", 120 * GIB, 50, "model", "model"),
+        )
+    )
+    one_disk = host(disk=[place("/models")])
+    finding = disk.space(wanted, one_disk)
+    assert finding.status == "fail"
+    assert finding.observed == "/ (env, model): 200 GiB free, 240 GiB needed, 40.0 GiB short"
+    two_disks = host(disk=[place("/models", filesystem="/dev/vdb", mount="/models")])
+    assert disk.space(wanted, two_disks).status == "ok"
+
+
+def test_next_to_nothing_left_over_is_a_warning(host: MakeHost, needs: MakeNeeds) -> None:
+    assert disk.space(needs(), host(disk=[place("/opt/rackwright", free_bytes=9 * GIB)])).status == "warn"
+
+
+def test_on_autodl_the_fix_names_its_disks(host: MakeHost, needs: MakeNeeds) -> None:
+    small = host(system={"autodl": True}, disk=[place("/opt/rackwright", free_bytes=GIB)])
+    assert "/root/autodl-tmp/rackwright" in (disk.space(needs(), small).fix or "")
+
+
+def test_inodes_can_run_out_while_there_is_space(host: MakeHost, needs: MakeNeeds) -> None:
+    full = host(disk=[place("/opt/rackwright", free_inodes=2)])
+    assert disk.space(needs(), full).status == "ok"
+    finding = disk.inodes(needs(), full)
+    assert (finding.status, finding.observed) == ("fail", "/ (env): 2 free, 120 000 needed")
+    uncounted = host(disk=[place("/opt/rackwright", free_inodes=None, reasons={"inodes": "btrfs"})])
+    assert disk.inodes(needs(), uncounted).status == "skipped"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"writable": False}, "may not be written by me"),
+        ({"read_only": True}, "read-only"),
+        ({"no_exec": True}, "noexec"),
+        ({"exists": True, "directory": False}, "is a file, not a folder"),
+        ({"directory": False, "at": "/opt"}, "/opt is a file, so"),
+    ],
+)
+def test_paths_that_cannot_be_used_fail_with_the_cause(
+    changes: dict[str, Any], words: str, host: MakeHost, needs: MakeNeeds
+) -> None:
+    bad = host(system={"user": "me", "sudo": "none"}, disk=[place("/opt/rackwright", **changes)])
+    finding = disk.writable(needs(), bad)
+    assert finding.status == "fail"
+    assert words in (finding.observed or "")
+
+
+def test_sudo_without_a_password_can_make_folders(host: MakeHost, needs: MakeNeeds) -> None:
+    sudoer = host(system={"sudo": "passwordless"}, disk=[place("/opt/rackwright", writable=False)])
+    assert disk.writable(needs(), sudoer).status == "ok"
+
+
+def test_network_and_memory_disks_warn_with_their_cost(host: MakeHost, needs: MakeNeeds) -> None:
+    wanted = needs(disk=(DiskNeed("/fs/models", GIB, 50, "model", "model"),))
+    shared = host(disk=[place("/fs/models", type="nfs4")])
+    finding = disk.kind(wanted, shared)
+    assert finding.status == "warn" and "reads every shard over the network" in (finding.observed or "")
+    ram = host(disk=[place("/fs/models", type="tmpfs")], memory={"available": 6 * GIB + GIB // 2})
+    assert "costs RAM" in (disk.kind(wanted, ram).observed or "")
+    assert host_checks.memory(wanted, ram).status == "fail"
+
+
+def test_dockers_64_mib_of_shared_memory_is_recognised(host: MakeHost, needs: MakeNeeds) -> None:
+    small = place("/dev/shm", mount="/dev/shm", total_bytes=64 * 1024**2, free_bytes=64 * 1024**2)
+    finding = disk.shm(needs(shm_bytes=16 * GIB), host(disk=[small]))
+    assert (finding.status, finding.summary) == ("fail", "/dev/shm is Docker's default of 64 MiB")
+    assert disk.shm(needs(shm_bytes=16 * GIB), host()).status == "ok"
+    on_disk = place("/dev/shm", mount="/")
+    assert disk.shm(needs(), host(disk=[on_disk])).status == "fail"
+
+
+def test_conda_or_a_fitting_python_makes_the_environment(host: MakeHost, needs: MakeNeeds) -> None:
+    assert "a venv is made" in build.conda(needs(), host()).summary
+    with_conda = host(tools={"conda": CondaFacts("/opt/conda/bin/conda", "/opt/conda", "24.5.0")})
+    finding = build.conda(needs(), with_conda)
+    assert (finding.status, finding.observed) == ("ok", "conda 24.5.0 at /opt/conda/bin/conda")
+    assert build.conda(needs(python="3.11"), host()).status == "fail"
+    assert build.conda(needs(env_kind="conda"), host()).status == "fail"
+    no_venv = host(tools={"pythons": (PythonFacts("/usr/bin/python3", "3.12.3", "/usr", False, True, True),)})
+    finding = build.conda(needs(), no_venv)
+    assert (finding.status, finding.fix) == ("fail", "apt-get install -y python3.12-venv")
+
+
+def test_the_missing_compiler_is_named_with_its_package(host: MakeHost, needs: MakeNeeds) -> None:
+    bare = host(tools={"found": {"git": Tool("/usr/bin/git", "2.39")}})
+    finding = build.tools(needs(), bare)
+    assert (finding.status, finding.fix) == ("fail", "apt-get install -y gcc")
+    finding = build.tools(needs(route="source"), bare)
+    assert finding.fix == "apt-get install -y gcc g++ make"
+
+
+def test_a_venv_from_a_python_without_headers_cannot_compile(host: MakeHost, needs: MakeNeeds) -> None:
+    bare = host(tools={"pythons": (PythonFacts("/usr/bin/python3", "3.12.3", "/usr", True, True, False),)})
+    assert build.tools(needs(route="source"), bare).fix == "apt-get install -y python3.12-dev"
+    assert build.tools(needs(), bare).status == "ok"
+
+
+def test_build_jobs_are_held_against_the_containers_memory(host: MakeHost, needs: MakeNeeds) -> None:
+    rented = host(cgroup={"memory_max": 60 * GIB, "memory_current": 0, "cpus": 48.0})
+    finding = build.memory_per_job(needs(route="source"), rented)
+    assert (finding.status, finding.fix) == ("warn", "MAX_JOBS=10 for the build")
+    assert build.memory_per_job(needs(route="source", build_jobs=8), rented).status == "ok"
+    assert build.memory_per_job(needs(), rented).status == "skipped"
+
+
+def test_reserved_huge_pages_and_heavy_swapping_are_said_only_when_they_matter(
+    host: MakeHost, needs: MakeNeeds
+) -> None:
+    assert host_checks.hugepages(needs(), host(memory={"huge_pages": 10})) == []
+    (finding,) = host_checks.hugepages(needs(), host(memory={"huge_pages": 65536}))
+    assert finding.status == "warn"
+    assert host_checks.swap(needs(), host(memory={"swap_used": GIB})) == []
+    (finding,) = host_checks.swap(needs(), host(memory={"swap_used": 64 * GIB}))
+    assert finding.observed == "64.0 GiB of swap in use"
+
+
+def test_an_environment_with_two_cuda_majors_is_told(host: MakeHost, needs: MakeNeeds) -> None:
+    mixed = host(tools={"env": EnvFacts("/opt/rackwright/env/bin/python", "3.12.3", {}, (12, 13))})
+    (finding,) = build.one_cuda_major(needs(), mixed)
+    assert finding.reference == "vLLM issue #48602"
+    assert build.one_cuda_major(needs(), host()) == []
