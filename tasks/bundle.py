@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass
 
 from tasks.paths import ONHOST, TOOLS_LOCK
-from tasks.recipe import Recipe, lock_path
+from tasks.recipe import Recipe
 from tasks.remote import Remote, quote, tar_base64
 
 
@@ -31,9 +31,9 @@ def bundle_for(recipe: Recipe) -> Bundle:
     }
     files["tools.lock"] = (TOOLS_LOCK.read_bytes(), 0o644)
     if recipe.engine.wheel:
-        files["engine.lock"] = (lock_path(recipe.name, recipe.engine.wheel.lock).read_bytes(), 0o644)
+        files["engine.lock"] = (recipe.beside(recipe.engine.wheel.lock).read_bytes(), 0o644)
     if recipe.model.manifest:
-        files["model.sha256"] = (lock_path(recipe.name, recipe.model.manifest).read_bytes(), 0o644)
+        files["model.sha256"] = (recipe.beside(recipe.model.manifest).read_bytes(), 0o644)
     digest = hashlib.sha256()
     for name, (content, mode) in sorted(files.items()):
         digest.update(f"{name}\0{mode}\0{len(content)}\0".encode() + content)

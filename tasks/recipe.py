@@ -215,9 +215,10 @@ class KnownIssue(Part):
 
 
 class Recipe(Part):
-    """One recipe, valid. `name` is the file's stem."""
+    """One recipe, valid. `name` is the stem of its `file`."""
 
     name: str
+    file: Path = Field(exclude=True)
     summary: str
     proven: str
     model: Model
@@ -249,6 +250,10 @@ class Recipe(Part):
         """Environment of the engine in one mode, in the same order as `flags`."""
         extra = self.engine.docker.env if route == "docker" and self.engine.docker else {}
         return {**self.serve.env, **extra, **self.serve.modes[mode].env}
+
+    def beside(self, name: str) -> Path:
+        """A lock or manifest that the recipe names relative to itself."""
+        return self.file.parent / name
 
     @property
     def digest(self) -> str:
@@ -299,21 +304,16 @@ def load_recipe(name: str) -> Recipe:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise Mistakes([f"{path.name}: not valid TOML: {error}"]) from error
     try:
-        recipe = Recipe.model_validate({"name": path.stem, **data})
+        recipe = Recipe.model_validate({"name": path.stem, "file": path, **data})
     except ValidationError as error:
         raise Mistakes(explain(error, path.name, Recipe)) from error
-    lines = [f"{path.name}: {line}" for line in _files_named(recipe, path.parent)]
+    lines = [f"{path.name}: {line}" for line in _files_named(recipe)]
     if lines:
         raise Mistakes(lines)
     return recipe
 
 
-def lock_path(recipe_name: str, lock: str) -> Path:
-    """Absolute path of a lock or manifest that a recipe names relative to itself."""
-    return recipe_path(recipe_name).parent / lock
-
-
-def _files_named(recipe: Recipe, folder: Path) -> list[str]:
+def _files_named(recipe: Recipe) -> list[str]:
     """Files that the recipe names and that are not there."""
     named = {"model.manifest": recipe.model.manifest}
     if recipe.engine.wheel:
@@ -321,5 +321,5 @@ def _files_named(recipe: Recipe, folder: Path) -> list[str]:
     return [
         f"{key} = {value!r}: no such file beside the recipe"
         for key, value in named.items()
-        if value and not (folder / value).is_file()
+        if value and not recipe.beside(value).is_file()
     ]

@@ -146,11 +146,26 @@ def job(
     outcome = run_job(plan.remote, f"{plan.lib}/job.sh", work, plan.say)
     if outcome.ok or (verdict and outcome.result.get("verdict")):
         return outcome
-    error = outcome.result.get("error")
-    if isinstance(error, dict):
-        what = ": ".join(str(error[key]) for key in ("file", "what") if error.get(key))
-        raise StepFailed(f"{what}\nFix: {error.get('fix') or 'see the log'}", log_lines(outcome.log, 8))
-    raise StepFailed(f"{outcome.why}\nLog on the host: {work.folder}/log", log_lines(outcome.log, 20))
+    problems = problems_of(outcome.result)
+    if not problems:
+        raise StepFailed(f"{outcome.why}\nLog on the host: {work.folder}/log", log_lines(outcome.log, 20))
+    first, *others = problems
+    also = "".join(f"\nAlso: {line}" for line, _ in others[:7])
+    also += f"\nand {len(others) - 7} more: {work.folder}/result" if len(others) > 7 else ""
+    raise StepFailed(f"{first[0]}{also}\nFix: {first[1]}", log_lines(outcome.log, 8))
+
+
+def problems_of(result: dict[str, Any]) -> list[tuple[str, str]]:
+    """What an onhost program says went wrong, as (what, fix): its `error`, or its `problems`."""
+    found = [result["error"]] if isinstance(result.get("error"), dict) else result.get("problems") or []
+    return [
+        (
+            ": ".join(str(item[key]) for key in ("file", "what") if item.get(key)),
+            str(item.get("fix") or "see the log"),
+        )
+        for item in found
+        if isinstance(item, dict)
+    ]
 
 
 def python_of(plan: Plan) -> str:

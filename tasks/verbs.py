@@ -7,6 +7,7 @@ from typing import Any
 from pyinfra import logger
 
 from tasks.acceptance import Acceptance
+from tasks.checks.table import verdict_line
 from tasks.engines import engine_step
 from tasks.env import Environment, Tools
 from tasks.jobs import in_time
@@ -24,8 +25,10 @@ def preflight(host: Any) -> None:
     """Everything that will stop a deployment, found in one read-only pass."""
     plan = plan_for(host, "preflight", table=True)
     if plan:
+        verdict = verdict_line(plan.findings, plan.settings.strict)
         plan.record.open()
-        plan.record.finish("pass")
+        plan.record.finish("warn" if any(item.status == "warn" for item in plan.findings) else "pass", verdict)
+        plan.say(verdict)
         plan.say(f"report: {plan.record.page}")
 
 

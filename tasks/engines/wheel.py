@@ -5,7 +5,7 @@ from __future__ import annotations
 from tasks.digest import digest_of, digest_of_file
 from tasks.env import install_locked
 from tasks.plan import Plan
-from tasks.recipe import WheelRoute, lock_path
+from tasks.recipe import WheelRoute
 from tasks.steps import Done
 
 
@@ -25,7 +25,7 @@ class WheelEngine:
 
     def digest(self) -> str:
         """The lock's content, the stubs, and the environment it goes into."""
-        lock = digest_of_file(lock_path(self.plan.recipe.name, self.pins.lock))
+        lock = digest_of_file(self.plan.recipe.beside(self.pins.lock))
         environment = self.plan.receipt("environment")
         return digest_of(
             [

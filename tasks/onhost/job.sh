@@ -30,7 +30,8 @@ run)
     boot_id >boot
     start_of $$ >start
     echo $$ >pid.new && mv pid.new pid
-    sh ./command <input >result 2>>log
+    # what the work makes, a service user must be able to read; the job's own state stays ours
+    (umask 022 && exec sh ./command) <input >result 2>>log
     echo $? >rc.new
     date +%s >ended
     sync rc.new 2>/dev/null

@@ -1,0 +1,234 @@
+"""Evidence of a run -> one JSON document and one page that needs nothing else.
+
+The page is a single file: no network, no fonts, readable on a phone and on paper, in English and
+Chinese. It is written after every step, so everything here takes what there is: any field of the
+evidence may be missing, null or of the wrong kind, and a longer one is cut on the page (never in
+the JSON). The shape of the evidence is documented in `docs/report.md`.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import re
+import shlex
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup, escape
+
+from tasks.paths import TEMPLATES
+from tasks.redact import redact
+from tasks.report_view import (
+    CHIPS,
+    More,
+    Row,
+    document,
+    folder_name,
+    host_of,
+    json_name,
+    later,
+    row_of,
+    text_of,
+)
+
+__all__ = ["duration", "folder_name", "redact", "render_host", "render_index", "write_index", "write_report"]
+
+_VERDICTS = ("fail", "refused", "running", "warn", "pass")
+# What a status looks like: its colour and its sign, never the colour alone.
+_TONES = {
+    **dict.fromkeys(("pass", "ok", "done"), "good"),
+    **dict.fromkeys(("fail", "failed", "refused"), "bad"),
+    "warn": "care",
+    "running": "busy",
+    "unchanged": "same",
+}
+
+
+def write_report(folder: Path, evidence: Mapping[str, Any], secrets: Iterable[str] = ()) -> None:
+    """Write `<folder>/<verb>.json` and `<folder>/index.html`, each atomically; makes the folder.
+
+    `secrets` are values that must not appear (an API key, a password), besides what `redact` finds.
+    Raises OSError when the folder cannot be written; never because of what the evidence holds.
+    """
+    clean = document(redact(evidence, secrets))
+    folder.mkdir(parents=True, exist_ok=True)
+    _replace(folder / json_name(clean), json.dumps(clean, indent=1, ensure_ascii=False) + "\n")
+    _replace(folder / "index.html", _host_page(clean))
+
+
+def write_index(folder: Path) -> None:
+    """Write `<folder>/index.html` over the newest report of every host below it.
+
+    A report that cannot be read is left out. Raises OSError when the folder cannot be written.
+    """
+    rows = []
+    for host in sorted(path for path in folder.iterdir() if path.is_dir()):
+        documents = [found for path in host.glob("*.json") if (found := _read(path)) is not None]
+        if documents:
+            newest = max(documents, key=lambda found: text_of(found.get("started")))
+            rows.append(row_of(document(redact(newest)), host.name))
+    _replace(folder / "index.html", _index_page(rows))
+
+
+def render_host(evidence: Mapping[str, Any]) -> str:
+    """The page of one host, redacted, as HTML."""
+    return _host_page(document(redact(evidence)))
+
+
+def render_index(evidences: Iterable[Mapping[str, Any]]) -> str:
+    """The page over many hosts, worst first, as HTML; each row leads to `<folder_name(host)>/index.html`."""
+    documents = [document(redact(evidence)) for evidence in evidences]
+    return _index_page([row_of(found, folder_name(text_of(found.get("host")))) for found in documents])
+
+
+def duration(seconds: float) -> str:
+    """Seconds for a reader: `6 ms`, `12.3 s`, `2 min 26 s`, `1 h 02 min`."""
+    if seconds <= 0:
+        return f"{seconds:g} s"
+    if seconds < 0.9995:
+        return f"{max(1, round(seconds * 1000))} ms"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def _host_page(data: dict[str, Any]) -> str:
+    view = host_of(data)
+    return _page("host.html.j2", view.verdict, page=view, live=view.verdict == "running")
+
+
+def _index_page(rows: list[Row]) -> str:
+    order = {verdict: place for place, verdict in enumerate(_VERDICTS)}
+    rows = sorted(rows, key=lambda row: (order.get(row.verdict, len(order)), row.host))
+    counts = [(verdict, sum(row.verdict == verdict for row in rows)) for verdict in _VERDICTS]
+    tally = [pair for pair in counts if pair[1]]
+    return _page("index.html.j2", rows[0].verdict if rows else "", rows=rows, tally=tally)
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) and "verdict" in found else None
+
+
+def _replace(path: Path, text: str) -> None:
+    """A whole file or the old one: written beside its place, then moved over it."""
+    half = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        half.write_text(text, "utf-8")
+        half.replace(path)
+    finally:
+        half.unlink(missing_ok=True)
+
+
+@cache
+def _texts() -> dict[str, tuple[str, str]]:
+    found: dict[str, list[str]] = json.loads((TEMPLATES / "report" / "texts.json").read_text("utf-8"))
+    return {key: (english, chinese) for key, (english, chinese) in found.items()}
+
+
+def _say(key: str, **values: object) -> Markup:
+    """A fixed text in both languages; the switch shows one of them. `one|many` is chosen by `n`."""
+    english, chinese = _texts()[key]
+    english = english.split("|")[0 if values.get("n") == 1 else -1]
+    return Markup('<span class="en" lang="en">{}</span><span class="zh" lang="zh-Hans">{}</span>').format(
+        english.format(**values), chinese.format(**values)
+    )
+
+
+def _word(kind: str, name: str) -> Markup:
+    """A known name in both languages, an unknown one as it is."""
+    return _say(f"{kind}.{name}") if f"{kind}.{name}" in _texts() else escape(name)
+
+
+def _moment(value: str) -> Markup:
+    """A time in UTC, readable and machine-readable; what is not a time as it is."""
+    iso = later(value, 0)
+    if not iso:
+        return escape(value)
+    return Markup('<time datetime="{}">{} UTC</time>').format(value, iso[:19].replace("T", " "))
+
+
+def _amount(value: float, key: str = "") -> Markup:
+    """A number: exact for machines, and bytes also in GiB for people."""
+    shown = json.dumps(value)
+    if key.endswith("bytes") and isinstance(value, int):
+        for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20)):
+            if abs(value) >= size:
+                shown = f"{value / size:.1f} {unit} ({value:,} B)"
+                break
+    return Markup('<data value="{}">{}</data>').format(json.dumps(value), shown)
+
+
+def _seconds(value: float | None) -> Markup:
+    if value is None:
+        return Markup("")
+    return Markup('<data class="seconds" value="{}">{}</data>').format(json.dumps(value), duration(value))
+
+
+def _link(text: str) -> Markup:
+    """A text, as a link when all of it is a web address (nothing else may become one), hashes as code."""
+    if re.fullmatch(r"(?:sha256:)?[0-9a-f]{32,}", text):
+        return Markup('<code class="hash">{}</code>').format(text)
+    if re.fullmatch(r"https?://[^\s\"'<>]+", text):
+        return Markup('<a href="{0}" rel="noreferrer noopener">{0}</a>').format(text)
+    return escape(text)
+
+
+def _slug(text: str) -> str:
+    """A text as a fragment id."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text)[:100]
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    folder = TEMPLATES / "report"
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(folder),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+    )
+    style = (folder / "style.css").read_text("utf-8")
+    script = (folder / "page.js").read_text("utf-8")
+    environment.globals.update(
+        t=_say,
+        word=_word,
+        moment=_moment,
+        amount=_amount,
+        seconds=_seconds,
+        link=_link,
+        argv=lambda words: shlex.join(text_of(word) for word in words),
+        duration=duration,
+        tone=lambda status: _TONES.get(status, "quiet"),
+        is_more=lambda value: isinstance(value, More),
+        CHIPS=CHIPS,
+        # Markup: both are our own files, and their hashes are all that the page allows to run
+        style=Markup(style),
+        script=Markup(script),
+        style_hash=_hash(style),
+        script_hash=_hash(script),
+    )
+    environment.filters["slug"] = _slug
+    return environment
+
+
+def _page(template: str, verdict: str, **values: Any) -> str:
+    return _environment().get_template(template).render(verdict=verdict, **values)
