@@ -28,7 +28,7 @@ from tasks.report_view import (
     CHIPS,
     More,
     Row,
-    document,
+    dict_of,
     folder_name,
     host_of,
     json_name,
@@ -56,7 +56,7 @@ def write_report(folder: Path, evidence: Mapping[str, Any], secrets: Iterable[st
     `secrets` are values that must not appear (an API key, a password), besides what `redact` finds.
     Raises OSError when the folder cannot be written; never because of what the evidence holds.
     """
-    clean = document(redact(evidence, secrets))
+    clean = dict_of(redact(evidence, secrets))
     folder.mkdir(parents=True, exist_ok=True)
     _replace(folder / json_name(clean), json.dumps(clean, indent=1, ensure_ascii=False) + "\n")
     _replace(folder / "index.html", _host_page(clean))
@@ -72,18 +72,18 @@ def write_index(folder: Path) -> None:
         documents = [found for path in host.glob("*.json") if (found := _read(path)) is not None]
         if documents:
             newest = max(documents, key=lambda found: text_of(found.get("started")))
-            rows.append(row_of(document(redact(newest)), host.name))
+            rows.append(row_of(dict_of(redact(newest)), host.name))
     _replace(folder / "index.html", _index_page(rows))
 
 
 def render_host(evidence: Mapping[str, Any]) -> str:
     """The page of one host, redacted, as HTML."""
-    return _host_page(document(redact(evidence)))
+    return _host_page(dict_of(redact(evidence)))
 
 
 def render_index(evidences: Iterable[Mapping[str, Any]]) -> str:
     """The page over many hosts, worst first, as HTML; each row leads to `<folder_name(host)>/index.html`."""
-    documents = [document(redact(evidence)) for evidence in evidences]
+    documents = [dict_of(redact(evidence)) for evidence in evidences]
     return _index_page([row_of(found, folder_name(text_of(found.get("host")))) for found in documents])
 
 
@@ -215,7 +215,7 @@ def _environment() -> jinja2.Environment:
         amount=_amount,
         seconds=_seconds,
         link=_link,
-        argv=lambda words: shlex.join(text_of(word) for word in words),
+        argv=lambda words: shlex.join(text_of(word) for word in words if not isinstance(word, More)),
         duration=duration,
         tone=lambda status: _TONES.get(status, "quiet"),
         is_more=lambda value: isinstance(value, More),

@@ -159,6 +159,7 @@ class Host:
 
 
 def host_of(data: dict[str, Any]) -> Host:
+    """What one host's page shows."""
     seconds = number_of(data.get("seconds"))
     started = text_of(data.get("started"))
     steps, total = _steps(data)
@@ -384,11 +385,8 @@ def _failed_step(step: Step) -> Note:
 # Reading what may be anything.
 
 
-def document(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
 def dict_of(value: Any) -> dict[str, Any]:
+    """The object, or an empty one."""
     return value if isinstance(value, dict) else {}
 
 
@@ -404,6 +402,7 @@ def items_of(value: Any, text_key: str) -> list[dict[str, Any]]:
 
 
 def number_of(value: Any) -> int | float | None:
+    """The number; a truth value is none."""
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
@@ -463,6 +462,7 @@ def later(started: str, seconds: float | None) -> str:
 
 
 def json_name(data: dict[str, Any]) -> str:
+    """The file that the evidence is written to, named after the verb and never outside its folder."""
     verb = re.sub(r"[^a-z0-9-]+", "-", text_of(data.get("verb")).lower()).strip("-")[:40]
     return f"{verb or 'report'}.json"
 
