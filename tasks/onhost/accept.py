@@ -59,6 +59,7 @@ IDENTITY_KEYS = {
     "started_after": "number: epoch seconds; an older process is a leftover",
 }
 MOST_BYTES = 16 * 1024 * 1024  # of one answer; more is a flood
+MOST_CALLS = 128  # in one answer
 RANDOM = "the checkpoint has random weights"
 
 
@@ -499,7 +500,10 @@ class Answer:
         if isinstance(said, str):
             self.text += said
         for i, piece in enumerate(delta.get("tool_calls") or []):
-            number = piece.get("index", i)
+            number = i if piece.get("index") is None else piece["index"]
+            if not 0 <= number < MOST_CALLS:
+                self.problems.append("a tool call has the index %s" % number)
+                continue
             while len(self.calls) <= number:
                 self.calls.append(Call())
             function = piece.get("function") or {}
@@ -748,6 +752,13 @@ class Run:
             raise Skipped("the context length is not known (the server does not say it)")
         return int(length)
 
+    def room(self, tokens: int) -> int:
+        """`tokens`, or a quarter of the context where that is less."""
+        try:
+            return min(tokens, self.context() // 4)
+        except Skipped:
+            return tokens
+
     def clean(self, answer: Answer) -> None:
         """No markup in the text (random weights may write anything)."""
         leak = MARKUP.search(answer.text)
@@ -796,15 +807,16 @@ def first_request(run: Run) -> str:
         raise Unanswered("the server does not answer: %s" % health.error, health)
     try:
         answer = run.chat(run.request(ASK_EXACT[0][0], max_tokens=16), seconds=170)
-    except Unanswered as error:
-        if health.status != 200:
-            raise
-        raise Unanswered(
-            "/health says 200, but the first real request failed: %s" % error, error.exchange
-        ) from None
+    except Failed as error:
+        status = error.exchange.status if error.exchange else None
+        text = "/health says 200, but the first real request failed: %s" % error
+        if status is None or status >= 500 or isinstance(error, Unanswered):
+            raise Unanswered(text if health.status == 200 else str(error), error.exchange) from None
+        raise
     after = run.client.send("GET", "/health", seconds=20)
     if health.status == 200 and after.status != 200:
-        run.fail("/health was 200 and is %s after one request" % (after.status or after.error), after)
+        state = after.status or after.error
+        raise Unanswered("/health was 200 and is %s after one request" % state, after)
     run.figures["first_request_seconds"] = round(answer.exchange.seconds, 3)
     return "the first request was answered in %.2f s" % answer.exchange.seconds
 
@@ -1180,7 +1192,7 @@ def thinking_on(run: Run) -> str:
     """Thinking on: reasoning in its own field, then the answer, streamed and not."""
     fields = set()
     for stream in (False, True):
-        body = run.request(ASK_THINK, True, stream=stream, max_tokens=1024)
+        body = run.request(ASK_THINK, True, stream=stream, max_tokens=run.room(2048))
         if not run.knowledge:
             body.update(max_tokens=24, ignore_eos=True)
         answer = run.chat(body)
@@ -1320,10 +1332,7 @@ def rounds(run: Run, stream: bool, thinking: bool) -> str:
     messages: list[Json] = [{"role": "user", "content": ASK_BOXES}]
     tools = preamble()
     with_reasoning = 0
-    try:
-        room = min(2048 if thinking else 384, run.context() // 4)
-    except Skipped:
-        room = 2048 if thinking else 384
+    room = run.room(2048 if thinking else 384)
     for turn in range(1, len(BOXES) + 2):
         answer = run.chat(run.request(messages, thinking, tools=tools, stream=stream, max_tokens=room))
         where = "round %d: " % turn

@@ -487,7 +487,7 @@ class StandIn:
         handler = type("BoundHandler", (Handler,), {"engine": engine})
         self.server = Server((self.host, self.port), handler)
         self.port = self.server.server_address[1]
-        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
+        threading.Thread(target=self.server.serve_forever, args=(0.005,), daemon=True).start()
         self.log("Started server process [%d]" % os.getpid())
         self.log("Application startup complete.")
         return self

@@ -56,8 +56,8 @@ class Bench:
         return one
 
     def run(self, one: Any, checks: list[str] | None = None, key: str | None = None, **values: Any) -> Any:
-        """The result of an acceptance run; limits are a fiftieth of the real ones."""
-        asked = {"base_url": one.url, "model": MODEL, "patience": 0.02, "checks": checks or [], **values}
+        """The result of an acceptance run; limits and waits are a twentieth of the real ones."""
+        asked = {"base_url": one.url, "model": MODEL, "patience": 0.05, "checks": checks or [], **values}
         return accept.accept(accept.parameters_from(asked), key)
 
     def verdict(self, one: Any, check: str, **values: Any) -> tuple[str, str]:
