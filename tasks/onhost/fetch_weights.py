@@ -431,19 +431,29 @@ class Fetch:
     def part_path(self, wanted: Wanted) -> str:
         """Where a part lies. One that belongs to other content (an older revision) is removed first."""
         path = os.path.join(self.parts, wanted.path + ".incomplete")
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        label = path + ".of"
-        try:
-            with open(label, encoding="utf-8") as f:
-                same = f.read() == wanted.identity
-        except FileNotFoundError:
-            same = False
-        if not same:
+        if not self.labelled(path, wanted):
+            os.makedirs(os.path.dirname(path), exist_ok=True)
             if os.path.lexists(path):
                 os.unlink(path)
-            with open(label, "w", encoding="utf-8") as f:
+            with open(path + ".of", "w", encoding="utf-8") as f:
                 f.write(wanted.identity)
         return path
+
+    @staticmethod
+    def labelled(path: str, wanted: Wanted) -> bool:
+        """The part at this path is one of this content; its label says of what it is a part."""
+        try:
+            with open(path + ".of", encoding="utf-8") as f:
+                return f.read() == wanted.identity
+        except FileNotFoundError:
+            return False
+
+    def already(self, wanted: Wanted) -> int:
+        """Bytes of a file that are there as a part; touches nothing."""
+        path = os.path.join(self.parts, wanted.path + ".incomplete")
+        if not self.labelled(path, wanted) or not os.path.exists(path):
+            return 0
+        return os.path.getsize(path)
 
     def set_aside(self, full: str, path: str, tag: str) -> str:
         """Move a file to the rejected ones; the same wrong content twice is kept once."""
@@ -566,11 +576,7 @@ class Fetch:
 
     def space(self, missing: list[str]) -> None:
         """Free space and inodes for what is still missing; a problem says how much is short."""
-        need = 0
-        for path in missing:
-            part = self.part_path(self.wanted[path])
-            have = os.path.getsize(part) if os.path.exists(part) else 0
-            need += max(self.sizes.get(path, 0) - have, 0)
+        need = sum(max(self.sizes.get(p, 0) - self.already(self.wanted[p]), 0) for p in missing)
         disk = os.statvfs(self.params.dest)
         free = disk.f_bavail * disk.f_frsize
         if need + self.params.reserve > free:
@@ -592,8 +598,7 @@ class Fetch:
             return
         total = sum(self.sizes.get(p, 0) for p in missing)
         self.progress = vw.Progress("download", total, "bytes", "json")
-        have = (self.part_path(self.wanted[p]) for p in missing)
-        self.progress.add(sum(os.path.getsize(part) for part in have if os.path.exists(part)))
+        self.progress.add(sum(self.already(self.wanted[p]) for p in missing))
         # Small files first: a wrong index or a missing config shows before 150 GB have travelled.
         queue = deque(sorted(missing, key=lambda p: (p.endswith(".safetensors"), p)))
         for serving in self.servings:
@@ -602,6 +607,9 @@ class Fetch:
         hashers = ThreadPoolExecutor(self.params.threads or vw.default_threads())
         try:
             self.loop(queue, fetchers, hashers)
+        except BaseException:
+            self.stop.set()
+            raise
         finally:
             # A stopped run does not wait for clients that sleep: what is on the disk may be cut off anywhere.
             for pool in (fetchers, hashers):
@@ -889,12 +897,9 @@ def main(argv: list[str] | None = None) -> int:
         print(f"fetch_weights.py: {e}", file=sys.stderr)
         return 2
     except OSError as e:
-        problem = {
-            "id": "disk.error",
-            "file": e.filename or "",
-            "what": ws.plain(e),
-            "fix": "look at the disk",
-        }
+        id = "disk.full" if e.errno in ws.DISK_ERRORS else "disk.error"
+        fix = "look at the disk (space, inodes, rights), then run it again: it goes on"
+        problem = {"id": id, "file": e.filename or "", "what": ws.plain(e), "fix": fix}
         result = {"ok": False, "problems": [problem]}
     print(json.dumps(result), flush=True)
     if stop.is_set():

@@ -1,6 +1,6 @@
 """Small local servers that speak as the hubs do, with faults that a test switches on.
 
-The Hugging Face shape follows what huggingface_hub 2.4 asks for (`/api/models/<id>/revision/<rev>`, `../tree/`,
+The Hugging Face shape follows what huggingface_hub 2.4 asks for (`/api/models/<id>/revision/<rev>`, `tree/`,
 `/<id>/resolve/<rev>/<path>` with a redirect of LFS files to a signed address on another name); the ModelScope
 shape what modelscope_hub 0.5 asks for (`/api/v1/models/<id>/repo/files`, `.../repo?FilePath=`).
 """
