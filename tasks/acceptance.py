@@ -70,6 +70,8 @@ class Acceptance:
                 "prefix_caching": True,
                 "speculative": "speculative-config" in flags,
                 "key_required": spec.key_file is not None,
+                # a green answer of a leftover on the same port would prove nothing
+                "identity": {"pid": plan.service.pid, "root": plan.model_dir},
             },
         }
         outcome = job(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import sys
 from pathlib import Path
@@ -50,12 +51,22 @@ class Summary:
             ("look", f"rackwright status {inventory}"),
             ("remove", f"rackwright uninstall {inventory} -y"),
         ]
-        plan.say("\n" + "\n".join(f"  {key.ljust(9)} {value}" for key, value in rows) + "\n")
+        say_last(plan.name, [f"  {key.ljust(9)} {value}" for key, value in rows])
         return "the report is written"
 
     def act(self) -> Done:
         """Never reached: `unchanged` always answers."""
         return Done(receipt=False)
+
+
+_last: list[str] = []
+
+
+def say_last(host: str, lines: list[str]) -> None:
+    """Print lines when the run is over, below pyinfra's own results, on stdout: they are the result."""
+    if not _last:
+        atexit.register(lambda: print("\n".join(_last), flush=True))
+    _last.extend(["", f"{host}:", *lines])
 
 
 def curl_line(plan: Plan) -> str:
