@@ -9,7 +9,7 @@ import sys
 from types import FrameType
 
 from machines import CommandFailed, Machine, MachineError, base_system, missing_requirements, sweep
-from machines.base import BaseSystemError
+from machines.base import BaseSystemError, remove_old_bases
 
 
 def main() -> int:
@@ -21,14 +21,17 @@ def main() -> int:
     up.add_argument("--name", default="gpu1", help="host name (default: gpu1)")
     up.add_argument("--offline", action="store_true", help="give it a network of its own without a way out")
     verbs.add_parser("base", help="build the base system if it is not there, print its folder")
-    verbs.add_parser("clean", help="remove hosts that a killed run left behind")
+    verbs.add_parser(
+        "clean", help="remove hosts that a killed run left behind and base systems of older package lists"
+    )
     args = parser.parse_args()
     missing = missing_requirements()
     if missing:
         parser.error(f"test hosts cannot run here: {'; '.join(missing)}")
     try:
         if args.verb == "clean":
-            print("\n".join(sweep()))
+            for removed in sweep() + remove_old_bases():
+                print(f"removed {removed}")
         elif args.verb == "base":
             print(base_system())
         else:

@@ -64,16 +64,32 @@ def locked(path: Path) -> Iterator[None]:
 
 def base_system() -> Path:
     """Root folder of the base system, built on first use (under a minute); read-only for everyone."""
-    distribution, release = controller.os_release()
-    recipe = [distribution, release, platform.machine(), PACKAGES, _HOOKS, _NO_DOCS]
-    digest = hashlib.sha256(json.dumps(recipe).encode()).hexdigest()[:16]
-    base = cache_dir() / f"base-{release}-{digest}"
+    base, distribution, release = _wanted()
     with locked(cache_dir() / "base.lock"):
         if not base.is_dir():
             for leftover in cache_dir().glob("base-*.tmp"):
                 shutil.rmtree(leftover)
             _build(base, distribution, release)
     return base
+
+
+def remove_old_bases() -> list[str]:
+    """Remove base systems of other package lists or releases that no host stands on; return their names."""
+    in_use = Path("/proc/self/mounts").read_text()
+    removed = []
+    with locked(cache_dir() / "base.lock"):
+        for old in sorted(cache_dir().glob("base-*/")):
+            if old != _wanted()[0] and f"lowerdir={old}," not in in_use:
+                shutil.rmtree(old)
+                removed.append(old.name)
+    return removed
+
+
+def _wanted() -> tuple[Path, str, str]:
+    distribution, release = controller.os_release()
+    recipe = [distribution, release, platform.machine(), PACKAGES, _HOOKS, _NO_DOCS]
+    digest = hashlib.sha256(json.dumps(recipe).encode()).hexdigest()[:16]
+    return cache_dir() / f"base-{release}-{digest}", distribution, release
 
 
 def _build(base: Path, distribution: str, release: str) -> None:

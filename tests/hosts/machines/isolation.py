@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 NAME = "rackwright-test-"
+_NSPAWN = Path("/run/systemd/nspawn")
 # RFC 5737 documentation addresses: 64 networks of one pair each, never routed anywhere
 _PAIRS = tuple(ipaddress.IPv4Network("198.51.100.0/24").subnets(new_prefix=30))
 
@@ -136,9 +137,13 @@ def release(home: Path) -> None:
         sh("ip", "netns", "delete", full_name(home))
     root = home / "root"
     deadline = time.monotonic() + 10
+    if _is_mounted(root):
+        # a killed systemd-nspawn leaves its lock on the disk's root behind
+        disk = root.stat()
+        (_NSPAWN / "locks" / f"inode-{disk.st_dev}:{disk.st_ino}").unlink(missing_ok=True)
     while _is_mounted(root):
         sh("umount", str(root), check=time.monotonic() > deadline)
-    _rmdir(Path("/run/systemd/nspawn/propagate") / full_name(home))
+    _rmdir(_NSPAWN / "propagate" / full_name(home))
     shutil.rmtree(home)
 
 

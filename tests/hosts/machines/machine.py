@@ -180,6 +180,7 @@ class Machine:
                 stderr=subprocess.STDOUT,
                 env=os.environ | {"SYSTEMD_NSPAWN_UNIFIED_HIERARCHY": "1", "SYSTEMD_NSPAWN_TMPFS_TMP": "0"},
                 start_new_session=True,
+                umask=0o022,
             )
         self._await_ssh(time.monotonic() + BOOT_SECONDS)
 
@@ -455,7 +456,10 @@ def _number_inside(pid: str) -> str:
 
 def _place(path: Path, text: str) -> None:
     """Write a file on a host's disk from outside, readable by all whatever the umask here."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    for folder in reversed(path.parents):
+        if not folder.exists():
+            folder.mkdir()
+            folder.chmod(0o755)
     # a link there would lead out of the disk
     path.unlink(missing_ok=True)
     path.write_text(text)
