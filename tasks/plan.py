@@ -149,9 +149,7 @@ class Plan:
             extra_sections=(
                 (
                     "state",
-                    state_section(
-                        self.layout, lib=self.lib, model_dir=self.model_dir, files=files, user=SERVICE_USER
-                    ),
+                    state_section(self.layout, lib=self.lib, model_dir=self.model_dir, files=files),
                 ),
                 ("systemd", f"[ -d /run/systemd/system ] && {{ {systemd.status(names)}; }}; :"),
                 (

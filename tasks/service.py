@@ -70,8 +70,6 @@ class Service:
             self._sh(plan.supervisor.install(spec), "installed", 120)
             self._sh(plan.supervisor.start(spec.name), "started", spec.stop_seconds + 180)
         seconds = wait_ready(plan, spec)
-        made_user = spec.user is not None and not plan.state.has("user")
-        made_user = made_user or bool(receipt and receipt.detail.get("made_user"))
         paths = tuple(path for path in self._files() if not path.startswith(plan.layout.root + "/"))
         return Done(
             detail={
@@ -84,7 +82,6 @@ class Service:
                 "ready_seconds": seconds,
                 "asked_at": began,
                 "name": spec.name,
-                "made_user": made_user,
             },
             paths=paths,
         )
@@ -105,8 +102,9 @@ class Service:
         if spec.user:
             user = quote(spec.user)
             lines.append(
-                f"id -u {user} >/dev/null 2>&1 || useradd --system --user-group --no-create-home"
+                f"id -u {user} >/dev/null 2>&1 || {{ useradd --system --user-group --no-create-home"
                 f" --home-dir {quote(plan.layout.root + '/cache/home')} --shell /usr/sbin/nologin {user}"
+                f" && : >{quote(plan.layout.run)}/made-user; }}"
             )
             lines.append(f"chown -R {user}: " + " ".join(quote(path) for path in spec.writable))
             # GPU device nodes are world-readable or of these groups, where they exist

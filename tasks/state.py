@@ -25,7 +25,7 @@ class HostState:
     jobs: Mapping[str, JobState] = field(default_factory=dict)
 
     def has(self, flag: str) -> bool:
-        """Whether something is in place: `lib`, `env`, `tools`, `engine`, `key`, `user`, `broken-env`."""
+        """Whether something is in place: `lib`, `env`, `tools`, `engine`, `key`, `made-user`, `broken-env`."""
         return flag in self.flags
 
 
@@ -45,6 +45,7 @@ def state_section(
         "broken-env": f"-e {quote(layout.env + '/.rackwright-installing')}",
         "broken-tools": f"-e {quote(layout.tools + '/.rackwright-installing')}",
         "key": f"-s {quote(layout.key_file)}",
+        "made-user": f"-f {quote(layout.run + '/made-user')}",
     }
     lines = [
         f"for f in {quote(layout.receipts)}/*.json; do"
@@ -64,8 +65,6 @@ def state_section(
         f'for d in {quote(layout.jobs)}/*/; do if [ -f {quote(lib)}/job.sh ] && [ -d "$d" ]; then'
         f' d=${{d%/}}; echo "job=${{d##*/}}"; sh {quote(lib)}/job.sh status "$d" 0; fi; done',
     ]
-    if user:
-        lines.append(f"id -u {quote(user)} >/dev/null 2>&1 && echo flag=user")
     return "\n".join(lines) + "\n:"
 
 

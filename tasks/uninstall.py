@@ -63,8 +63,7 @@ class Uninstall:
             "remove the folders",
             900,
         )
-        service = plan.receipt("service")
-        if service and service.detail.get("user") == SERVICE_USER and service.detail.get("made_user"):
+        if plan.state.has("made-user"):
             self._sh(f"userdel {SERVICE_USER} 2>/dev/null; :", "remove the service user", 60)
         for path in kept:
             plan.say(f"kept: {path} (outside root; remove it by hand if nobody else uses it)")
