@@ -29,9 +29,7 @@ class HostState:
         return flag in self.flags
 
 
-def state_section(
-    layout: Layout, *, lib: str, model_dir: str, files: tuple[str, ...], user: str | None
-) -> str:
+def state_section(layout: Layout, *, lib: str, model_dir: str, files: tuple[str, ...]) -> str:
     """The sh of the probe's section: receipts as base64, one a line, then `key=value` lines.
 
     `files` are the rendered files whose content is compared by SHA-256 (units, programs).
