@@ -177,7 +177,7 @@ def test_an_offline_host_reaches_nothing_and_is_reached_over_ssh(new_host: NewHo
             assert machine.run("uname -n").stdout == "gpu1\n"
             assert "default" not in machine.run("ip route; ip -6 route").stdout
             assert machine.run(f"bash -c '{connect}'", check=False).returncode == 1
-            assert machine.run("curl -sS --max-time 5 http://192.0.2.1/", check=False).returncode == 7
+            assert machine.run("curl -sS --max-time 5 http://203.0.113.1/", check=False).returncode == 7
             machine.reboot()
             assert "default" not in machine.run("ip route").stdout
 
