@@ -63,7 +63,7 @@ LOCKFILE = ".lock"
 INCOMING = ".incoming"
 SHIM_PARTIAL = ".rackwright-shim-"
 BLOCK = 1 << 20
-BATCH_PACKAGES, BATCH_BYTES = 12, 64 << 20  # what an interrupted download can lose
+BATCH_PACKAGES, BATCH_BYTES = 24, 64 << 20  # what an interrupted download can lose
 ATTEMPTS = 2  # beside the retries that pip makes by itself
 EXTRA_INDEX_OPTIONS = ["--retries", "1", "--timeout", "15"]  # an index that may well be unreachable
 BUSY_SECONDS = 900.0
@@ -389,7 +389,7 @@ def hash_mismatch(lines: List[str]) -> Optional[Verdict]:
     expected: List[str] = []
     subject = ""
     for line in reversed(lines[:got]):
-        found = re.search(r"(?:Expected|or) sha256 ([0-9a-f]{64})", line)
+        found = re.search(r"Expected (?:sha256|\s+or) ([0-9a-f]{64})", line)
         if not found:
             subject = line.strip().rstrip(":")
             break
@@ -564,7 +564,7 @@ def child_env(request: Request) -> Dict[str, str]:
 
 
 def download_env(request: Request) -> Dict[str, str]:
-    """pip's settings of the host count, but no constraint (an empty value would not override a config file)."""
+    """pip's settings of the host count, constraints do not (an empty value would leave a config file's)."""
     return dict(child_env(request), PIP_CONSTRAINT=os.devnull, PIP_DISABLE_PIP_VERSION_CHECK="1")
 
 
@@ -886,7 +886,7 @@ def install(
             stream.write("%s @ %s %s\n" % (pin.name, url, hashes))
     argv = [request.python, "-m", "pip", "--no-cache-dir", "install", "--no-input", "--progress-bar", "off"]
     argv += ["--no-index", "--no-deps", "--require-hashes", "--force-reinstall", "--no-warn-script-location"]
-    argv += ["--requirement", wanted]
+    argv += ["--no-compile", "--requirement", wanted]
     started = time.time() - 1
     marks = {pin.name: dist_info_names(env.sites, pin) for pin in pins}
 
@@ -906,6 +906,22 @@ def install(
         if verdict.id == "memory":
             raise Problem("memory", verdict.what, verdict.file, "free memory and run this again")
         raise Problem(verdict.id, verdict.what, verdict.file, "read the log above; run this again to repair")
+
+
+def compile_all(request: Request, env: Environment, space: Space, report: Reporter, total: int) -> None:
+    """Byte-compile the packages on several cores (pip uses one): a service may not be able to write there."""
+    workers = min(8, len(os.sched_getaffinity(0)))
+    argv = [request.python, "-m", "compileall", "-qq", "-j", str(workers), *env.sites]
+
+    def tick(_line: str) -> None:
+        space.sample()
+        report.show("compile", total, total)
+
+    status, lines = run_child(argv, child_env(request), request.tmp, tick, quiet=True)
+    verdict = understand(status, lines) if status else None
+    if verdict and verdict.id == "disk_full":
+        raise space.problem(verdict.what, verdict.file)
+    # any other status: packages carry files for other Pythons that do not compile, which harms nobody
 
 
 def dist_info_names(sites: Tuple[str, ...], pin: Pin) -> List[str]:
@@ -1090,10 +1106,12 @@ def bring_about(request: Request, text: str, report: Reporter) -> Dict[str, Any]
                 env.marker, json.dumps({"since": int(time.time()), "packages": [pin.label for pin in due]})
             )
             clear_wreckage(env, due, report)
-        if due:
-            install(request, env, house, due, space, report, turn)
+            if due:
+                install(request, env, house, due, space, report, turn)
+            lap("install")
+            compile_all(request, env, space, report, len(pins))
             env = probe(request)
-        lap("install")
+            lap("compile")
 
         if ensure_shims(env, request.shims, report):
             changed = True
