@@ -6,7 +6,7 @@
     facts = parse_probe(printed, request, received_at=time.time())
     findings = run_checks(needs, facts)         # tasks.checks
 
-The script is one argument of `sh -c` (about 20 KB; its parts are `tasks/facts/sh/*.sh`). It ends by itself:
+The script is one argument of `sh -c` (about 25 KB; its parts are `tasks/facts/sh/*.sh`). It ends by itself:
 every part has a deadline, and a program that cannot be killed (nvidia-smi on a dead GPU) is left behind
 instead of waited for. `parse_probe` never raises, whatever it is given: what could not be read is None with
 a reason beside it.
@@ -25,7 +25,9 @@ from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tasks.facts.cuda import CudaFacts, DockerFacts, parse_cuda, parse_docker
 from tasks.facts.disk import DiskFacts, parse_disk
+from tasks.facts.gpu import GpuFacts, parse_gpu
 from tasks.facts.net import NetFacts, host_and_port, parse_net
 from tasks.facts.request import ProbeRequest
 from tasks.facts.system import (
@@ -64,6 +66,9 @@ class HostFacts:
     disk: DiskFacts = field(default_factory=DiskFacts)
     net: NetFacts = field(default_factory=NetFacts)
     tools: ToolFacts = field(default_factory=ToolFacts)
+    gpu: GpuFacts = field(default_factory=GpuFacts)
+    cuda: CudaFacts = field(default_factory=CudaFacts)
+    docker: DockerFacts | None = None
     extra: Mapping[str, str] = field(default_factory=dict)
     complete: bool = False
     reasons: Mapping[str, str] = field(default_factory=dict)
@@ -81,6 +86,14 @@ def build_probe(request: ProbeRequest) -> str:
     if request.env_python:
         python = shlex.quote(request.env_python)
         lines.append(f"if [ -x {python} ]; then rw env 15 8192 rw_packages {python}; else rw_none env; fi")
+    if request.want_gpu:
+        lines += [
+            f"rw_smi_s={request.smi_deadline_s}",
+            f"rw_env_python={shlex.quote(request.env_python or '')}",
+        ]
+        lines += [_sh("gpu"), _sh("cuda")]
+    if request.want_docker:
+        lines.append(_sh("docker"))
     for name, snippet in request.extra_sections:
         if not re.fullmatch(r"[A-Za-z0-9_.-]+", name):
             raise ValueError(f"extra section {name!r}: a name is letters, digits, '.', '_' or '-'")
@@ -139,6 +152,9 @@ def parse_probe(
         disk=read("disk", lambda: parse_disk(sections), DiskFacts()),
         net=read("net", lambda: parse_net(sections, endpoints), NetFacts()),
         tools=read("tools", lambda: parse_tools(sections), ToolFacts()),
+        gpu=read("gpu", lambda: parse_gpu(sections, asked=bool(request and request.want_gpu)), GpuFacts()),
+        cuda=read("cuda", lambda: parse_cuda(sections), CudaFacts()),
+        docker=read("docker", lambda: parse_docker(sections), None),
         extra=_extra(sections),
         complete=_END in sections,
         reasons=reasons,
