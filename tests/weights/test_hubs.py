@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import json
 import random
 from pathlib import Path
@@ -395,3 +396,9 @@ def test_a_manifest_from_one_hub_proves_the_copy_of_the_other(hub: Hub, scope: H
     result = other.fetch(ms(scope), manifest=str(site.root / "hf.sha256"))
     assert result["ok"]
     assert verify_weights.main([str(other.dest), "--manifest", str(site.root / "hf.sha256")]) == 0
+
+
+def test_the_clients_that_are_tested_are_those_that_hosts_get() -> None:
+    lock = (Path(__file__).parents[2] / "requirements" / "tools.lock").read_text()
+    for name in ("huggingface-hub", "modelscope-hub"):
+        assert f"\n{name}=={importlib.metadata.version(name)} " in lock
