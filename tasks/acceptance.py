@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tasks.digest import digest_of
+from tasks.digest import digest_of, digest_of_file
+from tasks.paths import ONHOST
 from tasks.plan import Plan
 from tasks.steps import Done, StepFailed, job, onhost, python_of
 
@@ -35,7 +36,7 @@ class Acceptance:
         service = plan.service
         return digest_of(
             [
-                plan.bundle.digest,
+                digest_of_file(ONHOST / "accept.py"),
                 self.profile,
                 plan.recipe.acceptance.model_dump(),
                 plan.spec().digest,

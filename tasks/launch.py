@@ -79,7 +79,7 @@ def engine_env(layout: Layout, extra: dict[str, str]) -> tuple[tuple[str, str], 
 
 
 def launch_spec(
-    recipe: Recipe, settings: Settings, layout: Layout, mode: str, *, user: str | None, lib: str
+    recipe: Recipe, settings: Settings, layout: Layout, mode: str, *, user: str | None
 ) -> LaunchSpec:
     """The engine of `recipe` in one mode on one host, for routes that install into `<root>/env`."""
     route = settings.route or recipe.engine.default
@@ -110,7 +110,7 @@ def launch_spec(
         user=user,
         log=f"{layout.logs}/{settings.instance}-{mode}.log",
         key_file=layout.key_file if settings.api_key else None,
-        wrapper=f"{lib}/with-key.sh",
+        wrapper=f"{layout.run}/with-key.sh",
         ready_seconds=settings.ready_seconds
         or recipe.serve.modes[mode].ready_seconds
         or recipe.serve.ready_seconds,

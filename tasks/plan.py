@@ -114,9 +114,7 @@ class Plan:
 
     def spec(self, mode: str | None = None) -> LaunchSpec:
         """The engine process of one mode."""
-        return launch_spec(
-            self.recipe, self.settings, self.layout, mode or self.mode, user=self.user, lib=self.lib
-        )
+        return launch_spec(self.recipe, self.settings, self.layout, mode or self.mode, user=self.user)
 
     @property
     def service(self) -> ServiceState:

@@ -10,11 +10,14 @@ from typing import Any
 from tasks.digest import digest_of
 from tasks.jobs import SHOW_SECONDS, in_time, log_lines
 from tasks.launch import LaunchSpec
+from tasks.paths import ONHOST
 from tasks.plan import Plan, Stop
 from tasks.remote import LostHost, quote, write_file
-from tasks.steps import Done, StepFailed, onhost, python_of
+from tasks.steps import Done, StepFailed, python_of
 
 PROBE_SECONDS = 120
+READY = (ONHOST / "ready.py").read_text("utf-8")
+WITH_KEY = (ONHOST / "with-key.sh").read_text("utf-8")
 
 
 class Service:
@@ -31,7 +34,9 @@ class Service:
         return f"service: {self.plan.spec().name} under {self.plan.supervisor.name}"
 
     def _files(self) -> dict[str, str]:
-        return self.plan.supervisor.files(self.plan.spec(), self.plan.service_names)
+        """Path -> content; none of it changes with rackwright's version unless its content does."""
+        spec = self.plan.spec()
+        return {**self.plan.supervisor.files(spec, self.plan.service_names), spec.wrapper: WITH_KEY}
 
     def digest(self) -> str:
         """The LaunchSpec, its rendered files, and the engine and weights that it starts."""
@@ -151,7 +156,8 @@ def look_ready(plan: Plan, spec: LaunchSpec) -> dict[str, Any]:
         "timeout": PROBE_SECONDS,
     }
     answer = plan.remote.run(
-        f"{quote(python_of(plan))} {quote(onhost(plan, 'ready.py'))}",
+        # sent along, so that a host of an earlier version can be asked too
+        f"{quote(python_of(plan))} -c {quote(READY)}",
         stdin=json.dumps(request),
         timeout=PROBE_SECONDS + 30,
     )

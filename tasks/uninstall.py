@@ -43,8 +43,8 @@ class Uninstall:
             )
         self._sh(plan.supervisor.remove(plan.service_names), "remove the service", 400)
         self._sh(
-            f'for d in {quote(layout.jobs)}/*/; do [ -d "$d" ] && [ -f {quote(plan.lib)}/job.sh ]'
-            f' && sh {quote(plan.lib)}/job.sh cancel "$d"; done; :',
+            f'for d in {quote(layout.jobs)}/*/; do [ -d "$d" ] && for p in {quote(layout.lib)}/*/job.sh; do'
+            ' [ -f "$p" ] && sh "$p" cancel "$d" && break; done; done; :',
             "end running jobs",
             120,
         )

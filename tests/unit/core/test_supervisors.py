@@ -27,7 +27,6 @@ def spec(**more: object) -> LaunchSpec:
         layout_of(settings),
         "optimized",
         user="rackwright",
-        lib="/opt/rw/lib/1",
     )
     return replace(made, **more)  # type: ignore[arg-type]
 
