@@ -44,7 +44,7 @@ def build_wheel(folder: Path) -> Path:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as wheel:
         for name, content in files.items():
             entry = zipfile.ZipInfo(name, (2026, 1, 1, 0, 0, 0))
-            entry.external_attr = 0o755 << 16
+            entry.external_attr = 0o100755 << 16
             wheel.writestr(entry, content)
     return path
 

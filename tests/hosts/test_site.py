@@ -1,43 +1,174 @@
-"""A site on real hosts with the stand-in engine: provisioned, unchanged, mended, removed."""
+"""A site on real hosts with the stand-in engine: provisioned, unchanged, mended, removed; on both kinds."""
 
 from __future__ import annotations
 
+import json
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from machines import Machine
 from sites import Site
 
-ENDPOINT = "http://127.0.0.1:8000"
+URL = "http://127.0.0.1:8000"
+ROOT = "/opt/rackwright"
+# DESIGN §7: `site` with nothing to do, over SSH
+MOST_COMMANDS = 12
 
 
-@pytest.fixture
-def site(host: Machine, tmp_path: Path) -> Site:
-    made = Site(tmp_path, [host])
-    made.prepare(host)
-    return made
+def wait_for(condition: Callable[[], bool], seconds: float = 40) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return
+        time.sleep(0.3)
+    raise AssertionError(f"it did not come within {seconds} s")
 
 
 def answers(host: Machine) -> bool:
-    return host.run(f"curl -fsS -m 5 {ENDPOINT}/health", check=False).returncode == 0
+    return host.run(f"curl -fsS -m 5 {URL}/health", check=False).returncode == 0
 
 
-def wait_for(condition: object, seconds: float = 30) -> None:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if condition():  # type: ignore[operator]
-            return
-        time.sleep(0.3)
-    raise AssertionError("it never came")
+def engine_pids(host: Machine) -> list[str]:
+    return host.run("pgrep -f '[v]llm serve' || :").stdout.split()
 
 
-def test_preflight_reads_everything_and_writes_nothing(host: Machine, site: Site) -> None:
-    before = host.run("find / -xdev -newer /proc/1 -type f 2>/dev/null | wc -l").stdout
+def no_changes(output: str) -> bool:
+    """pyinfra's grand total: operations, successes, errors, no changes."""
+    total = next(line for line in output.splitlines() if "Grand total" in line).split()[2:]
+    return total[1] == "-" and total[2] == "-"
+
+
+@pytest.fixture(scope="module", params=["systemd", "container"])
+def provisioned(
+    request: pytest.FixtureRequest, hosts_can_run: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Machine, Site, str]]:
+    """A host of each kind, provisioned once: host, site, and what the run printed."""
+    host = Machine(request.param, "gpu1")
+    try:
+        host.start()
+        site = Site(tmp_path_factory.mktemp("site"), [host])
+        site.prepare(host)
+        yield host, site, site.run("site", "-y")
+    finally:
+        host.stop()
+
+
+def test_preflight_reads_in_few_commands_and_leaves_nothing(host: Machine, tmp_path: Path) -> None:
+    site = Site(tmp_path, [host])
+XX
+    before = host.run(listing).stdout
     output = site.run("preflight")
     assert "ready" in output
-    assert host.run("test -e /opt/rackwright", check=False).returncode != 0
-    assert before
+    assert host.run(listing).stdout == before
     report = site.report(host.name, "preflight")
     assert report["commands"] <= 3
-    assert {finding["id"] for finding in report["findings"]} >= {"host.init", "disk.space", "host.ports"}
+    assert {item["id"] for item in report["findings"]} >= {"host.init", "disk.space", "host.ports"}
+
+
+def test_a_dry_run_names_the_steps_and_changes_nothing(host: Machine, tmp_path: Path) -> None:
+    site = Site(tmp_path, [host])
+    output = site.run("site", "--dry")
+    assert "engine: vllm-standin" in output
+    assert host.run(f"test -e {ROOT}", check=False).returncode != 0
+
+
+def test_site_ends_with_an_endpoint_that_answers_and_says_how_to_go_on(
+    provisioned: tuple[Machine, Site, str],
+) -> None:
+    host, site, output = provisioned
+    report = site.report(host.name)
+    assert report["verdict"] == "pass"
+    assert report["supervisor"] == {"systemd": "systemd", "container": "supervisord"}[host.kind]
+    assert {check["verdict"] for check in report["acceptance"]["checks"]} <= {"pass", "skipped"}
+    curl = next(line for line in output.splitlines() if "try it" in line).split("try it", 1)[1].strip()
+    assert json.loads(host.run(curl).stdout)["choices"]
+
+
+def test_the_second_run_changes_nothing_in_few_commands(provisioned: tuple[Machine, Site, str]) -> None:
+    host, site, _ = provisioned
+    before = engine_pids(host)
+    assert no_changes(site.run("site", "-y"))
+    assert engine_pids(host) == before
+    assert site.report(host.name)["commands"] <= MOST_COMMANDS
+    assert site.report(host.name)["verdict"] == "pass"
+
+
+def test_the_engine_is_not_root_and_its_key_shows_nowhere(provisioned: tuple[Machine, Site, str]) -> None:
+    host, site, output = provisioned
+    key = host.run(f"cat {ROOT}/run/api-key").stdout.strip()
+    assert len(key) == 48
+    assert host.run(f"stat -c %a {ROOT}/run/api-key").stdout.strip() == "600"
+    assert host.run(f"ps -o user= -p {engine_pids(host)[0]}").stdout.strip() not in ("root", "")
+    assert host.run(f"curl -s -o /dev/null -w '%{{http_code}}' {URL}/v1/models").stdout == "401"
+    assert key not in output
+    assert key not in host.run("ps auxww").stdout
+    found = host.run(f"grep -rls {key} {ROOT} /etc/systemd /var/log || :").stdout.split()
+    assert found == [f"{ROOT}/run/api-key"]
+    assert key not in host.run("journalctl --no-pager 2>/dev/null || :").stdout
+    for path in (site.folder / "reports").rglob("*"):
+        assert path.is_dir() or key not in path.read_text("utf-8")
+
+
+def test_a_killed_engine_comes_back(provisioned: tuple[Machine, Site, str]) -> None:
+    host, site, _ = provisioned
+    before = engine_pids(host)
+    host.run(f"kill -9 {' '.join(before)}")
+    wait_for(lambda: bool(engine_pids(host)) and engine_pids(host) != before and answers(host))
+    assert "ready: a token came out" in site.run("status")
+
+
+def test_stop_and_start_are_idempotent_and_status_tells_the_truth(
+    provisioned: tuple[Machine, Site, str],
+) -> None:
+    host, site, _ = provisioned
+    site.run("stop", "-y")
+    assert engine_pids(host) == []
+    assert no_changes(site.run("stop", "-y"))
+    assert "rackwright start" in site.run("status", rc=1)
+    site.run("start", "-y")
+    assert answers(host)
+    assert no_changes(site.run("start", "-y"))
+    site.run("status")
+
+
+def test_logs_show_the_engine_s_own_lines(provisioned: tuple[Machine, Site, str]) -> None:
+    _, site, _ = provisioned
+    assert "Application startup complete" in site.run("logs", "-n", "200")
+
+
+def test_a_changed_flag_restarts_once(provisioned: tuple[Machine, Site, str]) -> None:
+    host, site, _ = provisioned
+    before = engine_pids(host)
+    recipe = site.folder / "standin.toml"
+    recipe.write_text(recipe.read_text().replace("max-model-len = 8192", "max-model-len = 8191"))
+    site.run("site", "-y")
+    after = engine_pids(host)
+    assert after != before
+    assert "8191" in host.run(f"tr '\\0' ' ' </proc/{after[0]}/cmdline").stdout
+    assert no_changes(site.run("site", "-y"))
+    assert engine_pids(host) == after
+
+
+def test_a_reboot_brings_the_service_back(provisioned: tuple[Machine, Site, str]) -> None:
+    host, site, _ = provisioned
+    host.reboot()
+    if host.kind == "container":  # nothing starts there by itself; `start` is the documented way
+        site.run("start", "-y")
+    wait_for(lambda: answers(host))
+    site.run("status")
+
+
+def test_uninstall_leaves_the_host_as_it_was_and_foreign_files_alone(
+    provisioned: tuple[Machine, Site, str],
+) -> None:
+    host, site, _ = provisioned
+    host.run(f"mkdir -p {ROOT}/mine && echo keep >{ROOT}/mine/file")
+    site.run("uninstall", "-y")
+    assert host.run(f"find {ROOT} -type f").stdout.split() == [f"{ROOT}/mine/file"]
+    assert engine_pids(host) == []
+    assert host.run("ls /etc/systemd/system | grep rackwright || :").stdout == ""
+    assert host.run("id rackwright", check=False).returncode != 0
+    assert host.run("pgrep -f [s]upervisord || :").stdout == ""
+    assert no_changes(site.run("uninstall", "-y"))
