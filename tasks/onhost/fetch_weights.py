@@ -40,6 +40,7 @@ Exit status: 0 the model is whole, 1 it is not (run it again: it goes on), 2 wro
 from __future__ import annotations
 
 import argparse
+import errno
 import fcntl
 import fnmatch
 import hashlib
@@ -67,6 +68,7 @@ except ImportError:  # a program on a host: its neighbours are in the same folde
 WORK = ".rackwright-download"  # beside the model: parts, clients' homes, the lock
 REJECTED = ".rackwright-rejected"  # beside the model: wrong files, kept for a look
 ATTEMPTS = 3  # wrong copies of one file before the run stops
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # a network file system that knows none
 GRACE = 5.0  # seconds that a stopped run waits for its workers
 STUCK = 6  # failures of one file at one source in a row without a new byte before that pair is given up
 HUB_NAME = re.compile(r"\.([0-9a-f]{64})(\.[0-9a-f]{8})?\.incomplete$")  # huggingface_hub's, with the sha256
@@ -219,7 +221,11 @@ class Lock:
             fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            except OSError as e:
+                if e.errno in NO_LOCKS:
+                    break
+                if not isinstance(e, BlockingIOError):
+                    raise
                 owner = os.read(fd, 32).decode("ascii", "replace").strip()
                 os.close(fd)
                 raise Locked(f"process {owner or 'unknown'} works on this model already") from None
@@ -251,6 +257,7 @@ class Serving:
         self.fix = ""
         self.cannot: dict[str, str] = {}  # path -> why not from here
         self.stuck: dict[str, int] = {}  # path -> failures in a row without a new byte
+        self.pauses: dict[str, float] = {}  # path -> seconds to wait before it is asked for again
         self.served: list[str] = []
         self.served_bytes = 0
 
@@ -620,7 +627,6 @@ class Fetch:
         """The state machine: every file is queued, being fetched, being hashed, accepted, or given up."""
         fetching: dict[Future[None], tuple[str, Serving, int]] = {}
         hashing: dict[Future[tuple[vw.Entry, str, str]], tuple[str, Serving]] = {}
-        pauses: dict[str, float] = {}
         stopped_at: float | None = None
         while queue or fetching or hashing:
             while queue and len(fetching) < self.params.concurrency and not self.stop.is_set():
@@ -631,7 +637,7 @@ class Fetch:
                         self.nowhere(path)
                     continue
                 before = serving.meter.bytes
-                future = fetchers.submit(self.fetch_one, path, serving, pauses.pop(path, 0.0))
+                future = fetchers.submit(self.fetch_one, path, serving)
                 fetching[future] = (path, serving, before)
             if self.stop.is_set():
                 queue.clear()
@@ -646,22 +652,21 @@ class Fetch:
                     if error is None:
                         job = hashers.submit(self.hash_one, path)
                         hashing[job] = (path, serving)
-                    elif self.failed(path, serving, error, serving.meter.bytes > before, pauses):
+                    elif self.failed(path, serving, error, serving.meter.bytes > before):
                         queue.append(path)
                 else:
                     path, serving = hashing.pop(future_done)
                     error = future_done.exception()
                     if error is not None:
-                        again = self.failed(path, serving, error, True, pauses)
+                        again = self.failed(path, serving, error, True)
                     else:
                         again = not self.judged(path, serving, *future_done.result())
                     if again and not self.stop.is_set():
                         queue.append(path)
 
-    def fetch_one(self, path: str, serving: Serving, pause: float) -> None:
+    def fetch_one(self, path: str, serving: Serving) -> None:
         """In a worker: complete the part of a file."""
-        if pause:
-            self.stop.wait(pause)
+        self.stop.wait(serving.pauses.pop(path, 0.0))
         assert serving.listing is not None
         remote = serving.listing[path]
         if remote.size is None:
@@ -677,9 +682,7 @@ class Fetch:
         entry = entry_of(path, part)
         return entry, *digests(entry)
 
-    def failed(
-        self, path: str, serving: Serving, error: BaseException, moved: bool, pauses: dict[str, float]
-    ) -> bool:
+    def failed(self, path: str, serving: Serving, error: BaseException, moved: bool) -> bool:
         """A fetch ended with an error; True if the file is to be tried again, here or elsewhere."""
         if isinstance(error, ws.Stopped):
             return False
@@ -701,7 +704,7 @@ class Fetch:
                 serving.fix = "check the network, the endpoint and the proxy; then run it again: it goes on"
             elif serving.stuck[path] >= STUCK:
                 serving.cannot[path] = f"{STUCK} failures in a row: {error}"
-            pauses[path] = pause
+            serving.pauses[path] = pause
         elif isinstance(error, OSError):
             id = "disk.full" if error.errno in ws.DISK_ERRORS else "disk.error"
             fix = "free space (or inodes) and run it again: it goes on where it stopped"

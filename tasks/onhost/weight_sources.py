@@ -190,11 +190,13 @@ def secret(source: dict[str, Any], default_env: str) -> str | None:
     path = source.get("token_file")
     if path is None:
         return os.environ.get(source.get("token_env") or default_env) or None
-    status = os.stat(path)
-    if stat.S_IMODE(status.st_mode) & 0o077:
-        raise Refused(f"{path} can be read by other users", f"chmod 600 {path}")
-    with open(path, encoding="utf-8") as f:
-        token = f.read().strip()
+    try:
+        if stat.S_IMODE(os.stat(path).st_mode) & 0o077:
+            raise Refused(f"{path} can be read by other users", f"chmod 600 {path}")
+        with open(path, encoding="utf-8") as f:
+            token = f.read().strip()
+    except OSError as e:
+        raise Refused(f"{path}: {e.strerror}", "write the token into this file, mode 0600") from e
     if not token:
         raise Refused(f"{path} is empty", "write the token into it")
     return token
@@ -230,6 +232,9 @@ def classify(error: Exception, source: str) -> Exception:
         return error
     if isinstance(error, OSError) and error.errno in DISK_ERRORS:
         return error
+    if "CERTIFICATE_VERIFY_FAILED" in str(error):
+        fix = "check the address, this host's clock and its CA certificates (ca_bundle, cert_file)"
+        return Refused(f"{source}: {plain(error)}", fix)
     response = getattr(error, "response", None)
     headers: Any = getattr(response, "headers", None) or getattr(error, "headers", None) or {}
     status = getattr(response, "status_code", None) or getattr(error, "status_code", None)
@@ -521,6 +526,20 @@ class Folder(Source):
 
     def _fetch(self, remote: Remote, part: Part) -> None:
         source = os.path.realpath(os.path.join(self.spec["dir"], remote.path))
+        try:
+            self._bring(source, remote, part)
+        except FileNotFoundError as e:
+            raise NotThere(f"{self.name}: {plain(e)}") from e
+        except PermissionError as e:
+            raise Refused(f"{self.name}: {plain(e)}", f"let this user read {self.spec['dir']}") from e
+        except OSError as e:
+            if e.errno != errno.EXDEV:
+                raise
+            fix = 'how = "symlink" or "copy": hard links do not cross file systems'
+            raise Refused(f"{self.name}: {plain(e)}", fix) from e
+
+    def _bring(self, source: str, remote: Remote, part: Part) -> None:
+        """Copy or link one file."""
         how = self.spec.get("how", "copy")
         if how != "copy":
             os.makedirs(os.path.dirname(part.path), exist_ok=True)
@@ -547,7 +566,11 @@ class Peer(Source):
         return f"peer {urllib.parse.urlsplit(self.spec['url']).netloc}"
 
     def _open(self, path: str, offset: int = 0) -> Any:
-        context = ssl.create_default_context(cafile=self.spec["cert_file"])
+        try:
+            context = ssl.create_default_context(cafile=self.spec["cert_file"])
+        except OSError as e:
+            fix = "bring the cert_file that serve_weights.py wrote on the other host"
+            raise Refused(f"{self.name}: {self.spec['cert_file']}: {plain(e)}", fix) from e
         context.check_hostname = False  # the certificate is this one server's, pinned: no name is needed
         opener = urllib.request.build_opener(
             urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)

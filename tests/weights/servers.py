@@ -15,7 +15,7 @@ import time
 import urllib.parse
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -267,3 +267,35 @@ def running(files: dict[str, bytes], shape: str, token: str | None = None) -> It
     finally:
         server.shutdown()
         server.server_close()
+
+
+class Wire:
+    """In front of any server: each connection in turn is cut after so many bytes of its answers."""
+
+    def __init__(self, target: int, cuts: list[int]) -> None:
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+        self.target, self.cuts = target, cuts
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self) -> None:
+        with suppress(OSError):  # closed at either end: the test is over
+            while True:
+                near, _ = self.listener.accept()
+                far = socket.create_connection(("127.0.0.1", self.target))
+                cut = self.cuts.pop(0) if self.cuts else None
+                threading.Thread(target=self.pump, args=(near, far, None), daemon=True).start()
+                threading.Thread(target=self.pump, args=(far, near, cut), daemon=True).start()
+
+    @staticmethod
+    def pump(source: socket.socket, sink: socket.socket, left: int | None) -> None:
+        with suppress(OSError):
+            while block := source.recv(65536 if left is None else min(65536, left)):
+                sink.sendall(block)
+                if left is not None:
+                    left -= len(block)
+                    if left <= 0:
+                        break
+        for end in (source, sink):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)

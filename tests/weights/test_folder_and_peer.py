@@ -11,10 +11,9 @@ import socket
 import ssl
 import subprocess
 import sys
-import threading
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ import pytest
 from tasks.onhost import serve_weights
 from tests.weights.conftest import Site
 from tests.weights.making import digests_of
+from tests.weights.servers import Wire
 
 SHARD = "model-00002-of-00004.safetensors"
 TOKEN = "peer-token-of-one-run-0123456789abcdef"
@@ -296,46 +296,10 @@ def test_a_certificate_can_be_made_without_the_openssl_command(
     ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key)
 
 
-class Cutting:
-    """A wire between two hosts that is cut after so many bytes, again and again."""
-
-    def __init__(self, port: int, cuts: list[int]) -> None:
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self.listener.getsockname()[1]
-        self.cuts, self.target = cuts, port
-        threading.Thread(target=self.accept, daemon=True).start()
-
-    def accept(self) -> None:
-        while True:
-            try:
-                near, _ = self.listener.accept()
-            except OSError:
-                return
-            far = socket.create_connection(("127.0.0.1", self.target))
-            cut = self.cuts.pop(0) if self.cuts else None
-            threading.Thread(target=self.pump, args=(near, far, None), daemon=True).start()
-            threading.Thread(target=self.pump, args=(far, near, cut), daemon=True).start()
-
-    @staticmethod
-    def pump(source: socket.socket, sink: socket.socket, left: int | None) -> None:
-        try:
-            while block := source.recv(65536 if left is None else min(65536, left)):
-                sink.sendall(block)
-                if left is not None:
-                    left -= len(block)
-                    if left <= 0:
-                        break
-        except OSError:
-            pass
-        for end in (source, sink):
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-
-
 def test_a_wire_that_is_cut_again_and_again_only_costs_what_was_on_it(site: Site, tmp_path: Path) -> None:
     rng = random.Random(4)
     with peer(site.origin, tmp_path / "peer") as (source, _):
-        wire = Cutting(
+        wire = Wire(
             int(source["url"].rpartition(":")[2]), [50_000, *(rng.randrange(1, 2_000_000) for _ in range(8))]
         )
         result = site.fetch({**source, "url": f"https://127.0.0.1:{wire.port}"}, concurrency=2, patience=30)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import socket
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ boto3 = pytest.importorskip("boto3", reason="the S3 client is not installed here
 moto_server = pytest.importorskip("moto.server", reason="moto is not installed here")
 
 from tests.weights.conftest import Site  # noqa: E402
+from tests.weights.servers import Wire  # noqa: E402
 
 SHARD = "model-00002-of-00004.safetensors"
 KEYS = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "secret-of-the-test"}
@@ -127,48 +126,11 @@ def test_credentials_may_come_from_a_file_and_a_profile(bucket: str, site: Site,
     assert site.fetch(source, environment={"AWS_EC2_METADATA_DISABLED": "true"})["ok"]
 
 
-class Wire:
-    """In front of the storage: cuts connections after so many bytes, and counts what passes."""
-
-    def __init__(self, target: str, cuts: list[int]) -> None:
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
-        self.target = int(target.rpartition(":")[2])
-        self.cuts = cuts
-        self.passed = 0
-        threading.Thread(target=self.accept, daemon=True).start()
-
-    def accept(self) -> None:
-        while True:
-            try:
-                near, _ = self.listener.accept()
-            except OSError:
-                return
-            far = socket.create_connection(("127.0.0.1", self.target))
-            cut = self.cuts.pop(0) if self.cuts else None
-            threading.Thread(target=self.pump, args=(near, far, None), daemon=True).start()
-            threading.Thread(target=self.pump, args=(far, near, cut), daemon=True).start()
-
-    def pump(self, source: socket.socket, sink: socket.socket, left: int | None) -> None:
-        down = left is not None
-        with suppress(OSError):
-            while block := source.recv(65536 if left is None else min(65536, left)):
-                sink.sendall(block)
-                self.passed += len(block)
-                if left is not None:
-                    left -= len(block)
-                    if left <= 0:
-                        break
-        for end in (source, sink):
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR if down else socket.SHUT_WR)
-
-
 def test_a_connection_that_drops_goes_on_where_it_stopped(bucket: str, site: Site) -> None:
     total = sum(p.stat().st_size for p in site.origin.rglob("*") if p.is_file())
     # the first connection lists and fetches small files; the next ones are cut within shards
-    wire = Wire(bucket, [3_500_000, 2_500_000, 1_700_000])
-    result = site.fetch(s3(wire.url), environment=KEYS, concurrency=1, patience=30)
+    wire = Wire(int(bucket.rpartition(":")[2]), [3_500_000, 2_500_000, 1_700_000])
+    result = site.fetch(s3(f"http://127.0.0.1:{wire.port}"), environment=KEYS, concurrency=1, patience=30)
     wire.listener.close()
     assert wire.cuts == []
     assert result["ok"] and site.is_whole()
