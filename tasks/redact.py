@@ -71,7 +71,7 @@ _PEM = re.compile(
     re.DOTALL,
 )
 _BEARER = re.compile(r"(?i)\b(bearer\s+)([^\s\"'`<>]{4,})")
-_BASIC = re.compile(r"(?i)\b(basic\s+)(?=[A-Za-z+/]*[0-9A-Z=])([A-Za-z0-9+/]{6,}={0,2})")
+_BASIC = re.compile(r"\b((?i:basic)\s+)(?=[A-Za-z+/]*[0-9A-Z=])([A-Za-z0-9+/]{6,}={0,2})")
 _USER_PASSWORD = re.compile(
     rf"(?<!\S)((?:-u|--user|--proxy-user)[ ={_ITEM}]\s*[\"']?[^\s\"':]+:)(?!\d+(?:\s|$))([^\s\"']+)"
 )
@@ -95,8 +95,8 @@ _SHAPES = re.compile(
 )
 # An AWS secret key or a line of a key block: base64 with all three kinds. Hashes are lower-case hex.
 _BASE64 = re.compile(
-    r"(?<![A-Za-z0-9/+=_.-])(?=[a-z0-9/+]*[A-Z])(?=[A-Z0-9/+]*[a-z])(?=[A-Za-z/+]*\d)"
-    r"[A-Za-z0-9/+]{40,}={0,2}(?![A-Za-z0-9/+=_.-])"
+    r"(?<![A-Za-z0-9/+_.-])(?=[a-z0-9/+]*[A-Z])(?=[A-Z0-9/+]*[a-z])(?=[A-Za-z/+]*\d)"
+    r"[A-Za-z0-9/+]{40,}={0,2}(?![A-Za-z0-9/+=_-]|\.[A-Za-z0-9])"
 )
 _MAYBE_SECRET = re.compile(r"[:=：＝@$]|-----|\s|[A-Za-z0-9+/_-]{16}")
 
@@ -149,8 +149,10 @@ def _names_a_secret(name: str) -> bool:
     match last:
         case "key":
             return bool(_SECRET_KEY.fullmatch(before))
-        case "pwd":
-            return bool(before)  # alone it is the shell's working directory
+        case "pwd" | "pass":
+            return bool(before)  # alone they are the shell's working directory and a verdict
+        case "auth" | "sshpass":
+            return True
         case "signature":
             return before in ("", "amz")
         case "token":
@@ -317,9 +319,12 @@ def _mask_named(text: str, found: list[str]) -> str:
             continue
         start, end = _value_at(text, match.end(), _takes_line(name))
         secret = text[start:end]
-        if not secret or text.startswith(MASK, start) or _is_benign(secret) or _PLACEHOLDER.match(secret):
+        if not secret or text.startswith((MASK, "not set", "not given"), start):
             continue
-        if name.lower().endswith("token") and not _could_be_token(secret, text[end : end + 40]):
+        if _is_benign(secret) or _PLACEHOLDER.match(secret):
+            continue
+        prose = name.lower() == "token" and ":" in match[0]
+        if name.lower().endswith("token") and not _could_be_token(secret, text[end : end + 40], prose):
             continue
         _note(secret, found)
         out += [text[done:start], MASK]
@@ -327,11 +332,11 @@ def _mask_named(text: str, found: list[str]) -> str:
     return "".join([*out, text[done:]])
 
 
-def _could_be_token(value: str, after: str) -> bool:
+def _could_be_token(value: str, after: str, prose: bool) -> bool:
     """Not a count (`first token: 0.2 s`), nor a piece of the model's text (`"token": "Hi", "logprob"`)."""
     if value.replace(".", "").isdigit() or value.startswith("<") or "logprob" in after:
         return False
-    return bool(re.fullmatch(r"[!-~]{6,}", value)) and not _PLAIN_WORD.fullmatch(value)
+    return not prose or (bool(re.fullmatch(r"[!-~]{6,}", value)) and not _PLAIN_WORD.fullmatch(value))
 
 
 def _takes_line(name: str) -> bool:

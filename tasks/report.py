@@ -140,10 +140,22 @@ def _texts() -> dict[str, tuple[str, str]]:
 
 def _say(key: str, **values: object) -> Markup:
     """A fixed text in both languages; the switch shows one of them. `one|many` is chosen by `n`."""
+    if not values:
+        return _fixed(key)
     english, chinese = _texts()[key]
     english = english.split("|")[0 if values.get("n") == 1 else -1]
-    return Markup('<span class="en" lang="en">{}</span><span class="zh" lang="zh-Hans">{}</span>').format(
-        english.format(**values), chinese.format(**values)
+    return _both(english.format(**values), chinese.format(**values))
+
+
+@cache
+def _fixed(key: str) -> Markup:
+    return _both(*_texts()[key])
+
+
+def _both(english: str, chinese: str) -> Markup:
+    return Markup(
+        f'<span class="en" lang="en">{escape(english)}</span>'
+        f'<span class="zh" lang="zh-Hans">{escape(chinese)}</span>'
     )
 
 
@@ -161,9 +173,9 @@ def _moment(value: str) -> Markup:
 
 
 def _amount(value: float, key: str = "") -> Markup:
-    """A number: exact for machines, and bytes also in GiB for people."""
+    """A number: exact for machines, and bytes also in GiB for people. Memory is always in bytes."""
     shown = json.dumps(value)
-    if key.endswith("bytes") and isinstance(value, int):
+    if (key.endswith("bytes") or key == "memory") and isinstance(value, int):
         for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20)):
             if abs(value) >= size:
                 shown = f"{value / size:.1f} {unit} ({value:,} B)"

@@ -147,6 +147,8 @@ class Host:
     proof: Proof
     attention: list[Note]
     steps: list[Step]
+    step_count: int
+    unchanged: bool
     total_seconds: float
     groups: list[Group]
     checks: list[Check]
@@ -189,6 +191,8 @@ def host_of(data: dict[str, Any]) -> Host:
         proof=_proof(data),
         attention=_attention(steps, notes, checks)[:ROWS],
         steps=steps[:ROWS],
+        step_count=len(steps),
+        unchanged=all(step.status == "unchanged" for step in steps),
         total_seconds=total,
         groups=_groups(notes[:ROWS]),
         checks=checks[:ROWS],

@@ -131,8 +131,9 @@ def test_numbers_among_the_facts_are_exact(name: str) -> None:
 
 
 def test_bytes_are_also_said_in_gibibytes() -> None:
-    tree = parse(render_host({"facts": {"memory": {"total_bytes": 25276510208}}}))
-    assert tree.one("data").text() == "23.5 GiB (25,276,510,208 B)"
+    facts = {"memory": {"total": 25276510208}, "disk": {"free_bytes": 875785, "inodes": 25276510208}}
+    shown = [node.text() for node in parse(render_host({"facts": facts})).all("data")]
+    assert shown == ["23.5 GiB (25,276,510,208 B)", "875785", "25276510208"]
 
 
 @pytest.mark.parametrize("name", SAMPLES)
@@ -206,6 +207,15 @@ def test_an_unchanged_acceptance_still_says_what_its_receipt_proved_and_when() -
     assert "2026-11-30 04:23:47 UTC" in tree.one("p", cls="proof").text()
     step["status"] = "skipped"
     assert "acceptance has not run" in parse(render_host(evidence)).one("section", id="verdict").text()
+
+
+def test_a_run_that_changed_nothing_says_so() -> None:
+    steps = [{"name": name, "status": "unchanged", "seconds": 0} for name in ("engine", "weights")]
+    lead = parse(render_host({"steps": steps})).one("section", id="timeline").one("p", cls="lead")
+    assert lead.text() == "2 steps, nothing had to change"
+    steps[0]["status"] = "done"
+    lead = parse(render_host({"steps": steps})).one("section", id="timeline").one("p", cls="lead")
+    assert lead.text() == "0 s in 2 steps"
 
 
 def test_what_needs_attention_has_failures_before_warnings_each_with_its_cure() -> None:
