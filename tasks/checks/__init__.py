@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tasks.checks import build, disk, host
+from tasks.checks import build, cuda, disk, driver, gpu, host, links, net, pairing
 from tasks.checks.needs import DiskNeed, EndpointNeed, GpuNeed, Needs
 from tasks.facts import HostFacts
 from tasks.findings import Finding, skipped
 
-__all__ = ["CHECKS", "DiskNeed", "EndpointNeed", "GpuNeed", "Needs", "run_checks"]
+__all__ = ["CHECKS", "GPU_CHECKS", "DiskNeed", "EndpointNeed", "GpuNeed", "Needs", "run_checks"]
 
 Check = Callable[[Needs, HostFacts], Finding | list[Finding]]
 
 CHECKS: dict[str, Check] = {
+    "recipe.pairing": pairing.pairing,
     "host.os": host.os_release,
     "host.kernel": host.kernel,
     "host.glibc": host.glibc,
@@ -40,13 +41,43 @@ CHECKS: dict[str, Check] = {
     "build.tools": build.tools,
     "build.memory_per_job": build.memory_per_job,
     "build.cuda_wheels": build.one_cuda_major,
+    "docker.engine": cuda.docker_engine,
+    "net": net.endpoints,
+}
+
+# Asked only where the recipe uses GPUs: otherwise nothing about GPUs is reported at all.
+GPU_CHECKS: dict[str, Check] = {
+    "gpu.present": gpu.present,
+    "gpu.driver_communication": gpu.driver_communication,
+    "gpu.count": gpu.count,
+    "gpu.model": gpu.model,
+    "gpu.compute_capability": gpu.compute_capability,
+    "gpu.memory": gpu.memory,
+    "gpu.mig": gpu.mig,
+    "gpu.ecc": gpu.ecc,
+    "gpu.xid": gpu.xid,
+    "gpu.persistence": gpu.persistence,
+    "gpu.idle": gpu.idle,
+    "gpu.pcie_link": gpu.pcie_link,
+    "gpu.power_limit": gpu.power_limit,
+    "gpu.device_nodes": gpu.device_nodes,
+    "gpu.topology": links.topology,
+    "gpu.p2p": links.p2p,
+    "host.iommu_acs": links.iommu_acs,
+    "driver.version": driver.version,
+    "driver.library_match": driver.library_match,
+    "driver.auto_upgrade": driver.auto_upgrade,
+    "driver.module": driver.open_module,
+    "cuda.toolkit": cuda.toolkit,
+    "cuda.home": cuda.home,
+    "cuda.container_toolkit": cuda.container_toolkit,
 }
 
 
 def run_checks(needs: Needs, facts: HostFacts) -> list[Finding]:
     """Every finding about one host. A check that breaks becomes `skipped` with the reason, never a crash."""
     findings: list[Finding] = []
-    for id, check in CHECKS.items():
+    for id, check in (CHECKS | GPU_CHECKS if needs.want_gpu else CHECKS).items():
         try:
             found = check(needs, facts)
         except Exception as error:

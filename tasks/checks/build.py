@@ -70,10 +70,10 @@ def _venv_python_without_headers(needs: Needs, host: HostFacts) -> bool:
     return python is not None and python.headers is False
 
 
-def memory_per_job(needs: Needs, host: HostFacts) -> Finding:
-    """A source build's parallel jobs fit in memory: nvcc takes gigabytes a job."""
+def memory_per_job(needs: Needs, host: HostFacts) -> Finding | list[Finding]:
+    """A source build's parallel jobs fit in memory: nvcc takes gigabytes a job; asked only on that route."""
     if needs.route != "source":
-        return skipped("build.memory_per_job", "nothing is compiled from source")
+        return []
     rooms = [host.memory.available]
     if host.cgroup.memory_max is not None:
         rooms.append(host.cgroup.memory_max - (host.cgroup.memory_used or 0))

@@ -21,9 +21,13 @@ class Toolkit:
 
 @dataclass(frozen=True)
 class CudaFacts:
-    """Toolkits in the order in which they would be found, and the variables that choose one."""
+    """Toolkits in the order in which they would be found, and the variables that choose one.
+
+    `cuda_home_real` is where CUDA_HOME leads once links are followed.
+    """
 
     cuda_home: str | None = None
+    cuda_home_real: str | None = None
     cuda_path: str | None = None
     library_path: str | None = None
     nvcc_on_path: str | None = None
@@ -71,6 +75,7 @@ def parse_cuda(sections: Mapping[str, Section]) -> CudaFacts:
             toolkits[-1] = _changed(toolkits[-1], ptxas=True)
     return CudaFacts(
         cuda_home=pairs.get("CUDA_HOME") or None,
+        cuda_home_real=pairs.get("CUDA_HOME_REAL") or None,
         cuda_path=pairs.get("CUDA_PATH") or None,
         library_path=pairs.get("LD_LIBRARY_PATH") or None,
         nvcc_on_path=pairs.get("on_path") or None,

@@ -28,6 +28,7 @@ def test_a_healthy_host_passes_every_check(healthy: HostFacts, needs: MakeNeeds,
 
 def test_an_unread_host_is_skipped_everywhere_and_never_ok(needs: MakeNeeds) -> None:
     statuses = {finding.id: finding.status for finding in run_checks(needs(), HostFacts())}
+    del statuses["recipe.pairing"]  # about the recipe alone
     assert set(statuses.values()) == {"skipped"}
 
 
@@ -291,9 +292,11 @@ def test_a_venv_from_a_python_without_headers_cannot_compile(host: MakeHost, nee
 def test_build_jobs_are_held_against_the_containers_memory(host: MakeHost, needs: MakeNeeds) -> None:
     rented = host(cgroup={"memory_max": 60 * GIB, "memory_current": 0, "cpus": 48.0})
     finding = build.memory_per_job(needs(route="source"), rented)
+    assert isinstance(finding, Finding)
     assert (finding.status, finding.fix) == ("warn", "MAX_JOBS=10 for the build")
-    assert build.memory_per_job(needs(route="source", build_jobs=8), rented).status == "ok"
-    assert build.memory_per_job(needs(), rented).status == "skipped"
+    fewer = build.memory_per_job(needs(route="source", build_jobs=8), rented)
+    assert isinstance(fewer, Finding) and fewer.status == "ok"
+    assert build.memory_per_job(needs(), rented) == []
 
 
 def test_reserved_huge_pages_and_heavy_swapping_are_said_only_when_they_matter(
