@@ -17,6 +17,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from machines import free_port
+
 ROOT = Path(__file__).resolve().parents[2]
 RACKWRIGHT = [sys.executable, "-c", "from tasks.cli import main; main()"]
 PACKAGE, VERSION = "vllm-standin", "0.32.0"
@@ -102,8 +104,10 @@ class Site:
             "find_links": [WHEELS_ON_HOST],
             "extra_index_urls": [],
             "reports": str(folder / "reports"),
+            "port": free_port(),  # hosts share the controller's network
             **data,
         }
+        self.url = f"http://127.0.0.1:{self.data['port']}"
         self.inventory = folder / "inventory.py"
         self.hosts([(host.name, host.inventory_data()) for host in hosts])
 

@@ -11,7 +11,6 @@ import pytest
 from machines import Machine
 from sites import Site
 
-URL = "http://127.0.0.1:8000"
 ROOT = "/opt/rackwright"
 # DESIGN §7: `site` with nothing to do, over SSH
 MOST_COMMANDS = 12
@@ -26,8 +25,8 @@ def wait_for(condition: Callable[[], bool], seconds: float = 40) -> None:
     raise AssertionError(f"it did not come within {seconds} s")
 
 
-def answers(host: Machine) -> bool:
-    return host.run(f"curl -fsS -m 5 {URL}/health", check=False).returncode == 0
+def answers(host: Machine, site: Site) -> bool:
+    return host.run(f"curl -fsS -m 5 {site.url}/health", check=False).returncode == 0
 
 
 def engine_pids(host: Machine) -> list[str]:
@@ -102,7 +101,7 @@ def test_the_engine_is_not_root_and_its_key_shows_nowhere(provisioned: tuple[Mac
     assert len(key) == 48
     assert host.run(f"stat -c %a {ROOT}/run/api-key").stdout.strip() == "600"
     assert host.run(f"ps -o user= -p {engine_pids(host)[0]}").stdout.strip() not in ("root", "")
-    assert host.run(f"curl -s -o /dev/null -w '%{{http_code}}' {URL}/v1/models").stdout == "401"
+    assert host.run(f"curl -s -o /dev/null -w '%{{http_code}}' {site.url}/v1/models").stdout == "401"
     assert key not in output
     assert key not in host.run("ps auxww").stdout
     found = host.run(f"grep -rls {key} {ROOT} /etc/systemd /var/log || :").stdout.split()
@@ -116,7 +115,7 @@ def test_a_killed_engine_comes_back(provisioned: tuple[Machine, Site, str]) -> N
     host, site, _ = provisioned
     before = engine_pids(host)
     host.run(f"kill -9 {' '.join(before)}")
-    wait_for(lambda: bool(engine_pids(host)) and engine_pids(host) != before and answers(host))
+    wait_for(lambda: bool(engine_pids(host)) and engine_pids(host) != before and answers(host, site))
     assert "ready: a token came out" in site.run("status")
 
 
@@ -129,7 +128,7 @@ def test_stop_and_start_are_idempotent_and_status_tells_the_truth(
     assert no_changes(site.run("stop", "-y"))
     assert "rackwright start" in site.run("status", rc=1)
     site.run("start", "-y")
-    assert answers(host)
+    assert answers(host, site)
     assert no_changes(site.run("start", "-y"))
     site.run("status")
 
@@ -157,7 +156,7 @@ def test_a_reboot_brings_the_service_back(provisioned: tuple[Machine, Site, str]
     host.reboot()
     if host.kind == "container":  # nothing starts there by itself; `start` is the documented way
         site.run("start", "-y")
-    wait_for(lambda: answers(host))
+    wait_for(lambda: answers(host, site))
     site.run("status")
 
 
