@@ -122,22 +122,35 @@ class PinnedWheel(Part):
 
 
 class SourceRoute(Part):
-    """The engine from source, at one commit, with the wheels it must find installed."""
+    """The engine from source, at one commit, with the wheels it must find installed.
 
+    `tree` is git's id of the commit's tree: it proves an archive without .git. `dependencies` says which
+    commit a dependency's tag must be, `skip_dependencies` which ones this build does not read. Every
+    expression of `drop_lines` must match exactly one line. `lock` replaces resolving on the host.
+    """
+
+    package: str = "vllm"
+    version: str
     repo: str
     commit: Commit
     tag: str | None = None
+    tree: Commit | None = None
     python: str = Field(pattern=r"^3\.\d+$")
-    torch_backend: str
+    torch_backend: str | None = None
     cuda_major: int
     cuda_toolkit: str
     requirements: str
     build_requirements: str
     drop_lines: list[str] = []
+    lock: str | None = None
+    skip_dependencies: list[str] = []
+    dependencies: dict[str, Commit] = {}
     env: dict[str, str] = {}
     wheels: list[PinnedWheel] = []
+    same_version: list[tuple[str, str]] = []
     extensions: list[str] = []
     ops: list[str] = []
+    bytes_per_job: int = Field(5 * 1024**3, gt=0)
     env_bytes: int = Field(gt=0)
 
 
@@ -318,6 +331,8 @@ def _files_named(recipe: Recipe) -> list[str]:
     named = {"model.manifest": recipe.model.manifest}
     if recipe.engine.wheel:
         named["engine.wheel.lock"] = recipe.engine.wheel.lock
+    if recipe.engine.source:
+        named["engine.source.lock"] = recipe.engine.source.lock
     return [
         f"{key} = {value!r}: no such file beside the recipe"
         for key, value in named.items()

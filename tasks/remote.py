@@ -56,6 +56,11 @@ class Remote:
         }
         self.commands = 0
 
+    @property
+    def connector(self) -> Any:
+        """pyinfra's connector of the host."""
+        return self._host.connector
+
     def run(self, script: str, *, stdin: str | None = None, timeout: float = 60) -> Result:
         """Run a POSIX-sh script on the host.
 

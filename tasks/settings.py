@@ -57,6 +57,15 @@ class Settings(BaseModel):
     index_url: str | None = None
     extra_index_urls: list[str] | None = None
     find_links: list[str] = []
+    torch_index_url: str | None = None
+    url_mirrors: dict[str, str] = {}
+    mirrors: Literal["none", "auto"] = "none"
+    bundle: str | None = None
+    wheelhouse: str = "wheelhouse"
+    source_archive: str | None = None
+    git_http_version: Literal["HTTP/1.1", "HTTP/2"] | None = None
+    max_jobs: int | None = Field(None, ge=1, le=1024)
+    nvcc_threads: int | None = Field(None, ge=1, le=64)
     ready_seconds: int | None = Field(None, gt=0)
     strict: bool = False
     deep: bool = False
@@ -66,7 +75,7 @@ class Settings(BaseModel):
     follow: bool = False
     lines: int = Field(50, ge=1, le=100_000)
 
-    @field_validator("root", "model_root", "model_path", "python")
+    @field_validator("root", "model_root", "model_path", "python", "source_archive", "bundle")
     @classmethod
     def _plain_absolute_path(cls, value: str | None) -> str | None:
         if value is None:
@@ -95,7 +104,7 @@ class Settings(BaseModel):
             raise ValueError("must be an IP address, such as 127.0.0.1 or 0.0.0.0") from None
         return value
 
-    @field_validator("index_url", "hub_endpoint", "modelscope_endpoint", "s3_endpoint")
+    @field_validator("index_url", "torch_index_url", "hub_endpoint", "modelscope_endpoint", "s3_endpoint")
     @classmethod
     def _url(cls, value: str | None) -> str | None:
         if value is not None and not re.match(r"https?://[^\s/]+", value):
@@ -158,6 +167,16 @@ class Layout:
     def wheels(self) -> str:
         """Verified wheels, kept: a reinstall needs no network."""
         return f"{self.root}/wheels"
+
+    @property
+    def src(self) -> str:
+        """Source trees of builds and their dependencies."""
+        return f"{self.root}/src"
+
+    @property
+    def wheelhouse(self) -> str:
+        """Engines that were built: one folder a key, with provenance."""
+        return f"{self.root}/wheels/built"
 
     @property
     def lib(self) -> str:
