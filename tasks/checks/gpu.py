@@ -302,7 +302,7 @@ def ecc(needs: Needs, host: HostFacts) -> Finding:
             reference=reference,
         )
     if errors or pending:
-        bad = list(dict.fromkeys([*errors, *pending]))
+        bad = [gpu for gpu in facts.gpus if gpu in errors or gpu in pending]
         told = [f"GPU {gpu.index}: {gpu.ecc_uncorrected} uncorrected errors" for gpu in errors]
         told += [f"GPU {gpu.index}: a repair waits for a reset" for gpu in pending]
         return fail(

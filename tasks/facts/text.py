@@ -127,8 +127,9 @@ def number_of(raw: str | None) -> float | None:
     text = value_of(raw)
     if text is None:
         return None
-    if re.match(r"0[xX][0-9a-fA-F]{1,16}\b", text):
-        return float(int(text.split()[0], 16))
+    hexadecimal = re.match(r"0[xX][0-9a-fA-F]{1,16}\b", text)
+    if hexadecimal:
+        return float(int(hexadecimal.group(), 16))
     match = re.match(r"[-+]?\d{1,18}(?:\.\d{1,9})?", text)
     return float(match.group()) if match else None
 

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from tasks.facts import HostFacts
+from tasks.facts.cuda import CudaFacts, Toolkit
 from tasks.facts.disk import DiskFacts, PathFacts
+from tasks.facts.gpu import DriverFacts, GpuFacts, PciGpu, parse_gpu
 from tasks.facts.net import Listener, NetFacts
 from tasks.facts.system import CgroupFacts, CpuFacts, MemoryFacts, SystemFacts
+from tasks.facts.text import split_sections
 from tasks.facts.tools import PythonFacts, Tool, ToolFacts
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "replay"))
+from replay_profiles import profile
 
 GIB = 1024**3
 
@@ -63,3 +71,41 @@ HEALTHY = HostFacts(
     ),
     complete=True,
 )  # fmt: skip
+
+
+def gpu_facts(name: str, **texts: str) -> GpuFacts:
+    """GPU facts of a replayed host, as the parser reads its recordings; `texts` replace sections.
+
+    Kernel side composed: module, libraries and device nodes that fit the recording.
+    """
+    files = profile(name).files
+    names = {
+        "smi": "smi.txt", "query": "query.csv", "xml": "smi_q.xml", "topo": "topo.txt",
+        "p2p_read": "p2p_read.txt", "p2p_write": "p2p_write.txt", "nvlink": "nvlink.txt",
+    }  # fmt: skip
+    parts = {key: files[file] for key, file in names.items()} | {"log": "source=dmesg"} | texts
+    printed = "".join(f"@@rw:gpu.{key}\n{text}\n@@rc:0\n" for key, text in parts.items())
+    facts = parse_gpu(split_sections(printed))
+    nodes = {f"/dev/nvidia{gpu.index}": True for gpu in facts.gpus}
+    nodes |= {"/dev/nvidiactl": True, "/dev/nvidia-uvm": True}
+    kernel = DriverFacts(
+        module_version=facts.driver, open_module=True, libcuda_version=facts.driver,
+        libml_version=facts.driver, nodes=nodes, persistenced=True, iommu_groups=0,
+    )  # fmt: skip
+    pci = tuple(PciGpu((gpu.bus or "")[4:].lower(), driver="nvidia", iommu="identity") for gpu in facts.gpus)
+    return replace(facts, kernel=kernel, pci=pci, acs_redirect=())
+
+
+TOOLKIT = CudaFacts(
+    nvcc_on_path="/usr/local/cuda/bin/nvcc",
+    toolkits=(
+        Toolkit(
+            "/usr/local/cuda-13.0", "13.0", frozenset({"cuda_runtime.h", "cublas_v2.h", "curand.h"}), True
+        ),
+    ),
+)
+
+
+def gpu_host(name: str, **texts: str) -> HostFacts:
+    """The healthy machine with the GPUs of a replayed host and a CUDA 13.0 toolkit."""
+    return replace(HEALTHY, gpu=gpu_facts(name, **texts), cuda=TOOLKIT)
