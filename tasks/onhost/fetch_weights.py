@@ -117,6 +117,8 @@ def params_from(document: Any) -> Params:
             raise vw.Usage(f"{key}: {value!r} is not of the right kind ({KINDS[key][0].__name__})")
     for key in ("sources", "ignore"):
         given[key] = tuple(given.get(key, ()))
+    if given.get("dest"):
+        given["dest"] = os.path.normpath(given["dest"])
     params = Params(**given)
     if params.mode not in ("fetch", "list"):
         raise vw.Usage("mode must be fetch or list")
@@ -426,6 +428,16 @@ class Fetch:
                 self.set_aside(full, problem.file, "leftover")
             else:
                 os.unlink(full)  # an empty lock file holds nothing to keep
+            self.remove_empty(os.path.dirname(full))
+
+    def remove_empty(self, folder: str) -> None:
+        """Folders of a client in which nothing is left."""
+        try:
+            while folder != self.params.dest:
+                os.rmdir(folder)
+                folder = os.path.dirname(folder)
+        except OSError:
+            pass  # something is in it
 
     def become_part(self, full: str, wanted: Wanted) -> None:
         """Let a half file go on, unless a longer part is there already."""
@@ -536,13 +548,25 @@ class Fetch:
         if serving.listing is not None or serving.out:
             return not serving.out
         print(f"asking {serving.source.name}", file=sys.stderr, flush=True)
+        asking = vw.Progress("list", 1, "steps")
+        asking.note = serving.source.name
+        try:
+            self.ask(serving)
+        finally:
+            asking.close()
+        if serving.why:
+            print(f"not from {serving.source.name}: {serving.why}", file=sys.stderr, flush=True)
+        return serving.listing is not None
+
+    def ask(self, serving: Serving) -> None:
+        """Get the listing of a source, or the reason why not; waits and asks again while it may be busy."""
         until = time.monotonic() + self.params.patience
         pause = 1.0
         while not self.stop.is_set():
             try:
                 serving.listing = serving.source.list()
                 serving.meter.last = time.monotonic()
-                return True
+                return
             except ws.Transient as e:
                 pause = max(min(pause * 2, 30.0), e.after or 0)
                 if time.monotonic() + pause > until:
@@ -558,9 +582,6 @@ class Fetch:
             except OSError as e:
                 serving.why, serving.fix = f"{serving.source.name}: {ws.plain(e)}", "look at this host's disk"
                 break
-        if serving.why:
-            print(f"not from {serving.source.name}: {serving.why}", file=sys.stderr, flush=True)
-        return False
 
     def pick(self, path: str) -> Serving | None:
         """The first source that can serve this file."""
@@ -810,7 +831,9 @@ class Fetch:
         return result
 
     def seal(self) -> None:
-        """Files read-only; folders stay writable for their owner, who may fetch again."""
+        """Files read-only, for everyone to read whatever the umask was; folders stay their owner's."""
+        for folder, _, _ in os.walk(self.params.dest):
+            os.chmod(folder, 0o755)
         for path in self.wanted:
             full = os.path.join(self.params.dest, path)
             if not os.path.islink(full) and os.stat(full).st_nlink == 1:

@@ -86,6 +86,12 @@ LEFTOVERS = (
     (re.compile(r"\.incomplete$"), "leftover.incomplete", "a download that never ended"),
     (re.compile(r"\.(lock|lck)$|(^|/)\.lock/"), "leftover.lock", "a lock of a download client"),
     (re.compile(r"(^|/)\._____temp/"), "leftover.temp", "ModelScope's folder of half-downloaded files"),
+    (
+        re.compile(r"\.parallel_tmp$|\.safetensors_\d+_\d+$"),
+        "leftover.temp",
+        "a piece of ModelScope's client",
+    ),
+    (re.compile(r"(^|/)\..+\.[0-9a-f]{8}\.(new|old)$"), "leftover.temp", "a half-replaced file"),
     (re.compile(r"\.(aria2|part|partial|crdownload|tmp|download)$"), "leftover.temp", "a half-copied file"),
     (re.compile(r"(^|/)\.[^/]+\.[A-Za-z0-9]{6}$"), "leftover.temp", "a half-copied file of rsync"),
 )
@@ -353,7 +359,7 @@ def scan(
     top = os.stat(root)
     walk(root, "", frozenset({(top.st_dev, top.st_ino)}))
     if outside:
-        tree.notes.append(f"{outside} links lead out of the folder and were followed")
+        tree.notes.append(f"links that lead out of the folder and were followed: {outside}")
     for rel in set(tree.files).difference(published):
         if BOOKKEEPING.search(rel):
             del tree.files[rel]

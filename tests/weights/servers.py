@@ -129,7 +129,11 @@ class Handler(BaseHTTPRequestHandler):
                 # another host name, as a CDN is: the token must not follow
                 cdn = hub.url.replace("127.0.0.1", "localhost")
                 location = f"{cdn}/cdn/{urllib.parse.quote(name)}?Signature=secret"
-                self.reply(302, None, {"Location": location, "X-Repo-Commit": COMMIT})
+                linked = {
+                    "X-Linked-Size": str(len(content)),
+                    "X-Linked-ETag": f'"{hashlib.sha256(content).hexdigest()}"',
+                }
+                self.reply(302, None, {"Location": location, "X-Repo-Commit": COMMIT, **linked})
             else:
                 self.file(name)
         else:
@@ -229,6 +233,8 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(206 if offset else 200)
         self.send_header("ETag", f'"{hashlib.sha256(hub.files[name]).hexdigest()}"')
         self.send_header("Accept-Ranges", "bytes")
+        if hub.shape == "huggingface":
+            self.send_header("X-Repo-Commit", COMMIT)
         self.send_header("Content-Length", str(len(body)))
         if offset:
             self.send_header("Content-Range", f"bytes {offset}-{offset + len(body) - 1}/{len(content)}")

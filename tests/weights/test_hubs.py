@@ -33,7 +33,8 @@ def test_a_model_arrives_whole_and_nothing_else_is_left_anywhere(any_hub: Served
     assert sum(hub.sent.values()) == result["received_bytes"] == hub.total()
     assert [p.name for p in site.models.iterdir()] == ["tiny"]
     assert list(site.home.iterdir()) == []
-    assert {p.stat().st_mode & 0o777 for p in site.dest.glob("*.safetensors")} == {0o444}
+    assert {p.stat().st_mode & 0o777 for p in site.dest.rglob("*") if p.is_file()} == {0o444}
+    assert {p.stat().st_mode & 0o777 for p in (site.dest, site.dest / "encoding")} == {0o755}
 
 
 def test_the_second_run_asks_no_one_and_hashes_nothing(any_hub: Served, site: Site) -> None:
@@ -358,6 +359,7 @@ def test_half_files_of_other_downloads_go_on_and_their_leftovers_are_set_aside(
     assert result["ok"]
     assert hub.sent[SHARD] == len(content[SHARD]) - 70_000
     assert hub.sent[third] == len(content[third]) - 50_000
+    assert not (site.dest / ".cache").exists()
     kept = [p.read_bytes() for p in site.rejected.rglob("*") if p.is_file()]
     assert kept == [b"whatever this is"]
 

@@ -412,6 +412,9 @@ def test_missing_config_and_tokenizer(model: Path) -> None:
         ("model-00002-of-00003.safetensors.incomplete", "leftover.incomplete"),
         ("model-00002-of-00003.safetensors.aria2", "leftover.temp"),
         (".model-00002-of-00003.safetensors.Xa3b9Q", "leftover.temp"),
+        ("model-00002-of-00003.safetensors_0_167772159", "leftover.temp"),
+        ("model-00002-of-00003.safetensors.parallel_tmp", "leftover.temp"),
+        (".config.json.0a1b2c3d.new", "leftover.temp"),
     ],
 )
 def test_leftovers_of_clients_are_found_anywhere(path: str, id: str, model: Path, manifest: Path) -> None:
@@ -484,7 +487,7 @@ def test_a_link_out_of_the_folder_is_a_problem_unless_announced(
     assert ("link.outside", FIRST) in found(check(model, manifest=manifest))
     result = check(model, manifest=manifest, follow_links=True)
     assert result["whole"]
-    assert result["notes"] == ["1 links lead out of the folder and were followed"]
+    assert result["notes"] == ["links that lead out of the folder and were followed: 1"]
 
 
 def test_a_neighbour_whose_name_begins_alike_is_outside(model: Path, tmp_path: Path) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import errno
+import shutil
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -191,3 +194,31 @@ def test_a_link_across_file_systems_names_the_other_ways(
     with pytest.raises(ws.Refused) as refused:
         source.fetch(ws.Remote("x", 1), part)
     assert "symlink" in refused.value.fix
+
+
+def test_a_client_that_reports_success_and_leaves_no_file_is_not_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Downloader:
+        def download_file(self, *_: Any, **__: Any) -> None:
+            pass
+
+    class Api:
+        downloader = Downloader()
+
+    source = ws.make_source({"kind": "modelscope", "repo": "a/b"}, str(tmp_path))
+    monkeypatch.setattr(source, "_api", Api)
+    part = ws.Part(str(tmp_path / "x.incomplete"), Counted().meter, threading.Event())
+    with pytest.raises(ws.NotThere, match="reported success and left no x"):
+        source.fetch(ws.Remote("x", 1), part)
+
+
+@pytest.mark.parametrize("name", ["verify_weights.py", "fetch_weights.py", "serve_weights.py"])
+def test_the_programs_stand_alone_in_a_folder_of_their_own(name: str, tmp_path: Path) -> None:
+    for path in Path(ws.__file__).parent.glob("*weight*.py"):
+        shutil.copy(path, tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", str(tmp_path / name), "--help"], capture_output=True, text=True, cwd="/"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Exit status:" in done.stdout
