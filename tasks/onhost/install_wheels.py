@@ -58,12 +58,17 @@ from typing import Any, Callable, Dict, Iterable, List, NamedTuple, NoReturn, Op
 from urllib.parse import unquote, urlsplit
 from urllib.request import pathname2url
 
+try:
+    from . import wheel_lock as wl
+except ImportError:  # a program on a host: its neighbours are in the same folder, not in a package
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+    import wheel_lock as wl  # type: ignore[import-not-found,no-redef]
+
 MARKER = ".rackwright-installing"
 LOCKFILE = ".lock"
 INCOMING = ".incoming"
 SHIM_PARTIAL = ".rackwright-shim-"
 BLOCK = 1 << 20
-BATCH_PACKAGES, BATCH_BYTES = 24, 64 << 20  # what an interrupted download can lose
 ATTEMPTS = 2  # beside the retries that pip makes by itself
 EXTRA_INDEX_OPTIONS = ["--retries", "1", "--timeout", "15"]  # an index that may well be unreachable
 BUSY_SECONDS = 900.0
@@ -133,34 +138,6 @@ with open(wanted["answer"], "w") as stream:
 """
 
 
-class Problem(Exception):
-    """Why the installation cannot go on, in the words of the answer."""
-
-    def __init__(self, identifier: str, what: str, file: Optional[str] = None, fix: Optional[str] = None):
-        super().__init__(what)
-        self.id, self.what, self.file, self.fix = identifier, what, file, fix
-
-    def document(self) -> Dict[str, Any]:
-        """The answer on stdout."""
-        return {"error": {"id": self.id, "what": redact(self.what), "file": self.file, "fix": self.fix}}
-
-
-class Pin(NamedTuple):
-    """One entry of the lock. `file` and `size` are hints from a comment, where the lock has them."""
-
-    name: str
-    version: str
-    hashes: Tuple[str, ...]
-    marker: str = ""
-    file: str = ""
-    size: int = 0
-
-    @property
-    def label(self) -> str:
-        """`name==version`."""
-        return self.name + "==" + self.version
-
-
 class Installed(NamedTuple):
     """One distribution in the environment."""
 
@@ -191,15 +168,15 @@ class Environment(NamedTuple):
 
     def named(self, name: str) -> List[Installed]:
         """Every distribution of that name; more than one is damage."""
-        return [dist for dist in self.dists if dist.name == canonical(name)]
+        return [dist for dist in self.dists if dist.name == wl.canonical(name)]
 
-    def has(self, pin: Pin) -> bool:
+    def has(self, pin: wl.Pin) -> bool:
         """The pin is there: once, whole, at its version, from a wheel that the lock allows."""
         found = self.named(pin.name)
         return (
             len(found) == 1
             and found[0].whole
-            and same_version(found[0].version, pin.version)
+            and wl.same_version(found[0].version, pin.version)
             and found[0].sha256 in pin.hashes
         )
 
@@ -219,187 +196,6 @@ class Request(NamedTuple):
     shims: Tuple[Tuple[str, str], ...]
     expect_import: Tuple[str, ...]
     expect_versions: Dict[str, str]
-
-
-# ---------------------------------------------------------------- pure: names, lock, what pip said
-
-
-def canonical(name: str) -> str:
-    """A distribution's name as PEP 503 compares it."""
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
-def same_version(left: str, right: str) -> bool:
-    """Equal, but for the spellings that wheels and metadata use for local versions."""
-    return re.sub(r"[-_]", ".", left.lower()) == re.sub(r"[-_]", ".", right.lower())
-
-
-def redact(text: str) -> str:
-    """Credentials in URLs replaced."""
-    return re.sub(r"(?<=://)[^/@\s]+(?=@)", "****", text)
-
-
-def wheel_identity(file: str) -> Optional[Tuple[str, str]]:
-    """Name and version in a wheel's file name; None for anything else."""
-    parts = unquote(file)[: -len(".whl")].split("-")
-    if not file.endswith(".whl") or len(parts) not in (5, 6):
-        return None
-    return canonical(parts[0]), parts[1]
-
-
-ENTRY = re.compile(
-    r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^\]]*\])?\s*==\s*(?P<version>[A-Za-z0-9.!+_-]+)"
-    r"\s*(?:;(?P<marker>.*?))?(?P<hashes>(?:\s+--hash=sha256:[0-9a-f]{64})*)\s*"
-)
-HINT = re.compile(r"\s+#\s+(?P<file>\S+\.whl)\s+(?P<size>\d+)\s*")
-
-
-def parse_lock(text: str) -> List[Pin]:
-    """The pins of a lock, in its order. Every entry must be exact and hashed; anything else is a Problem."""
-    pins: List[Pin] = []
-    logical, first = "", 0
-    for number, line in enumerate(text.splitlines(), 1):
-        hint = HINT.fullmatch(line)
-        if hint and pins and not logical:
-            pins[-1] = pins[-1]._replace(file=hint["file"], size=int(hint["size"]))
-        if line.lstrip().startswith("#"):
-            continue
-        first = first if logical else number
-        logical += re.sub(r"\s#.*$", "", line)
-        if logical.endswith("\\"):
-            logical = logical[:-1] + " "
-            continue
-        entry, logical = logical.strip(), ""
-        if not entry:
-            continue
-        found = ENTRY.fullmatch(entry)
-        if found is None:
-            what = "line %d of the lock is not NAME==VERSION with hashes: %s" % (first, redact(entry[:120]))
-            raise Problem("lock", what, fix="write the lock anew with its script; do not edit it by hand")
-        hashes = tuple(re.findall(r"sha256:([0-9a-f]{64})", found["hashes"]))
-        if not hashes:
-            what = "line %d of the lock has no SHA-256 for %s" % (first, found["name"])
-            raise Problem("lock", what, fix="write the lock anew with hashes")
-        marker = (found["marker"] or "").strip()
-        pins.append(Pin(canonical(found["name"]), found["version"], hashes, marker))
-    if logical:
-        raise Problem(
-            "lock", "the lock ends in the middle of an entry", fix="copy the lock to the host again"
-        )
-    if not pins:
-        raise Problem("lock", "the lock names no package", fix="copy the lock to the host again")
-    return pins
-
-
-def choose(pins: List[Pin], markers: Dict[str, bool]) -> List[Pin]:
-    """The pins whose markers hold here. One name twice is a Problem."""
-    chosen: Dict[str, Pin] = {}
-    for pin in pins:
-        if pin.marker and not markers[pin.marker]:
-            continue
-        if pin.name in chosen:
-            raise Problem("lock", "the lock names %s twice for this Python" % pin.name)
-        chosen[pin.name] = pin
-    return list(chosen.values())
-
-
-def batches(pins: List[Pin]) -> List[List[Pin]]:
-    """Groups for one pip call each: small, and what has a local version (`+cpu`) alone.
-
-    Local versions live on indexes of their own, so that one would make its whole group fail.
-    """
-    groups: List[List[Pin]] = []
-    room, size = 0, 0
-    for pin in pins:
-        if "+" in pin.version:
-            groups.append([pin])
-            room = 0
-            continue
-        if room == 0 or size + pin.size > BATCH_BYTES:
-            groups.append([])
-            room, size = BATCH_PACKAGES, 0
-        groups[-1].append(pin)
-        room, size = room - 1, size + pin.size
-    return groups
-
-
-class Verdict(NamedTuple):
-    """What pip's output means."""
-
-    id: str
-    what: str
-    file: Optional[str] = None
-
-
-NETWORK_SIGNS = (
-    "Retrying (Retry(",
-    "Could not fetch URL",
-    "Max retries exceeded",
-    "Temporary failure in name resolution",
-    "Name or service not known",
-    "Connection refused",
-    "Connection reset by peer",
-    "Network is unreachable",
-    "Read timed out",
-    "ProxyError",
-    "SSLError",
-    "IncompleteRead",
-    "Connection broken",
-)
-
-
-def last_with(lines: List[str], *signs: str) -> Optional[str]:
-    """The last line that holds one of the signs."""
-    for line in reversed(lines):
-        if any(sign in line for sign in signs):
-            return line.strip()
-    return None
-
-
-def understand(status: int, lines: List[str]) -> Verdict:
-    """Classify a pip run that failed, from its exit status and last lines (pip 20 to 26)."""
-    mismatch = hash_mismatch(lines)
-    if mismatch:
-        return mismatch
-    space = last_with(lines, "No space left on device", "Disk quota exceeded")
-    if space:
-        path = re.search(r"'([^']+)'", space)
-        return Verdict("disk_full", space, path[1] if path else None)
-    memory = last_with(lines, "MemoryError", "Cannot allocate memory")
-    if memory or status in (-signal.SIGKILL, 128 + signal.SIGKILL):
-        return Verdict("memory", memory or "pip was killed, most likely because memory ran out")
-    denied = last_with(lines, "Permission denied", "Read-only file system")
-    if denied:
-        path = re.search(r"'([^']+)'", denied)
-        return Verdict("permission", denied, path[1] if path else None)
-    network = last_with(lines, *NETWORK_SIGNS)
-    missing = last_with(lines, "No matching distribution found", "Could not find a version that satisfies")
-    if network:
-        return Verdict("network", network)
-    if missing:
-        return Verdict("not_found", missing)
-    return Verdict("pip", last_with(lines, "ERROR:", "Error") or "pip ended with status %d" % status)
-
-
-def hash_mismatch(lines: List[str]) -> Optional[Verdict]:
-    """What pip refused, and the hashes that it expected and got."""
-    got = next((at for at, line in enumerate(lines) if re.match(r"\s+Got\s+[0-9a-f]{64}", line)), None)
-    if got is None:
-        return None
-    expected: List[str] = []
-    subject = ""
-    for line in reversed(lines[:got]):
-        found = re.search(r"Expected (?:sha256|\s+or) ([0-9a-f]{64})", line)
-        if not found:
-            subject = line.strip().rstrip(":")
-            break
-        expected.insert(0, found[1])
-    actual = lines[got].split()[-1]
-    source = re.search(r"(\S+\.whl)", subject)
-    name = subject.split(" from ")[0]
-    wanted = " or ".join(expected) or "one of the lock's"
-    what = "%s is not the file that the lock names: expected SHA-256 %s, got %s" % (name, wanted, actual)
-    return Verdict("hash_mismatch", what, redact(source[1].split("#")[0]) if source else None)
 
 
 # ---------------------------------------------------------------- progress
@@ -423,7 +219,7 @@ class Reporter:
     @staticmethod
     def log(line: str) -> None:
         """A line for the log."""
-        print(redact(line), file=sys.stderr, flush=True)
+        print(wl.redact(line), file=sys.stderr, flush=True)
 
 
 # ---------------------------------------------------------------- thin edges: processes, space, files
@@ -450,18 +246,18 @@ class Space:
             now = (space, inodes, stat.f_bavail * stat.f_frsize)
             self.least[folder] = (min(before[0], now[0]), min(before[1], now[1]), min(before[2], now[2]))
 
-    def problem(self, what: str, file: Optional[str]) -> Problem:
+    def problem(self, what: str, file: Optional[str]) -> wl.Problem:
         """Whether bytes or inodes ran out, and where."""
         self.sample()
         fullest = min(self.least, key=lambda folder: min(self.least[folder][:2]), default=None)
         if fullest is None:
-            return Problem("disk_full", what, file, "free space and run this again")
+            return wl.Problem("disk_full", what, file, "free space and run this again")
         space, inodes, _ = self.least[fullest]
         if inodes < space:
             fix = "free inodes on the file system of %s (df -i shows them) and run this again" % fullest
-            return Problem("inodes", "no inodes left: " + what, file or fullest, fix)
+            return wl.Problem("inodes", "no inodes left: " + what, file or fullest, fix)
         fix = "free space on the file system of %s (df -h shows it) and run this again" % fullest
-        return Problem("disk_full", "no space left: " + what, file or fullest, fix)
+        return wl.Problem("disk_full", "no space left: " + what, file or fullest, fix)
 
 
 def run_child(
@@ -550,7 +346,9 @@ def take_turn(folder: str, report: Reporter) -> int:
                 return descriptor
             if error.errno not in (errno.EAGAIN, errno.EACCES) or time.monotonic() > ends:
                 what = "another installation has used %s for %d s" % (folder, BUSY_SECONDS)
-                raise Problem("busy", what, folder, "wait for it, or end it, then run this again") from error
+                raise wl.Problem(
+                    "busy", what, folder, "wait for it, or end it, then run this again"
+                ) from error
         report.show("wait", 0, 1, "an earlier installation is still at work")
         time.sleep(1)
 
@@ -575,6 +373,22 @@ def install_env(request: Request) -> Dict[str, str]:
     return env
 
 
+def installed(item: Dict[str, Any]) -> Installed:
+    """One distribution as the probe tells it; its wheel and that wheel's hash are in `direct_url.json`."""
+    origin = json.loads(item["origin"]) if item["origin"] else {}
+    archive = origin.get("archive_info") or {}
+    old_spelling = str(archive.get("hash", "")).partition("sha256=")[2]  # pip before 23.1
+    return Installed(
+        name=wl.canonical(item["name"]),
+        version=item["version"],
+        info=item["info"],
+        sha256=(archive.get("hashes") or {}).get("sha256") or old_spelling,
+        file=os.path.basename(unquote(urlsplit(origin.get("url", "")).path)),
+        installer=item["installer"],
+        whole=item["whole"],
+    )
+
+
 def probe(request: Request, markers: Iterable[str] = ()) -> Environment:
     """Ask the environment's Python what is installed."""
     argv = [request.python, "-c", PROBE, json.dumps(sorted(set(markers)))]
@@ -585,35 +399,27 @@ def probe(request: Request, markers: Iterable[str] = ()) -> Environment:
         )  # fmt: skip
         answer = json.loads(done.stdout) if done.returncode == 0 else None
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
-        raise Problem("env", "cannot run the environment's Python: %s" % error, request.python) from error
+        raise wl.Problem("env", "cannot run the environment's Python: %s" % error, request.python) from error
     if answer is None:
         tail = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
         what = "the environment's Python fails: %s" % "".join(tail)
-        raise Problem("env", what, request.python, "make the environment anew")
+        raise wl.Problem("env", what, request.python, "make the environment anew")
     if not answer["pip"]:
         fix = "run: %s -m ensurepip" % request.python
-        raise Problem("env", "the environment has no pip", request.python, fix)
+        raise wl.Problem("env", "the environment has no pip", request.python, fix)
     if not answer["isolated"]:
         what = "this Python is the system's, not an environment of its own"
-        raise Problem("env", what, request.python, "name the Python of a venv or conda environment")
-    dists = []
-    for item in answer["dists"]:
-        origin = json.loads(item["origin"]) if item["origin"] else {}
-        archive = origin.get("archive_info") or {}
-        digest = (archive.get("hashes") or {}).get("sha256") or archive.get("hash", "").partition("sha256=")[
-            2
-        ]
-        file = os.path.basename(unquote(urlsplit(origin.get("url", "")).path))
-        dists.append(
-            Installed(
-                canonical(item["name"]), item["version"], item["info"], digest, file, item["installer"],
-                item["whole"],
-            )
-        )  # fmt: skip
+        raise wl.Problem("env", what, request.python, "name the Python of a venv or conda environment")
+    dists = [installed(item) for item in answer["dists"]]
     return Environment(
-        request.python, answer["prefix"], answer["version"], answer["pip"], tuple(answer["sites"]),
-        tuple(dists), answer["markers"],
-    )  # fmt: skip
+        python=request.python,
+        prefix=answer["prefix"],
+        version=answer["version"],
+        pip=answer["pip"],
+        sites=tuple(answer["sites"]),
+        dists=tuple(dists),
+        markers=answer["markers"],
+    )
 
 
 # ---------------------------------------------------------------- 1. download
@@ -628,16 +434,16 @@ class Wheelhouse:
         self.digests: Dict[str, str] = {}
         self.rejected: List[Dict[str, str]] = []
 
-    def path(self, pin: Pin) -> str:
+    def path(self, pin: wl.Pin) -> str:
         """The verified wheel of a pin."""
         return os.path.join(self.folder, self.files[pin.name])
 
-    def scan(self, pins: List[Pin], report: Reporter) -> None:
+    def scan(self, pins: List[wl.Pin], report: Reporter) -> None:
         """Hash what lies there under the pins' names; set wrong files aside."""
         by_name = {pin.name: pin for pin in pins}
         found = []
         for file in sorted(os.listdir(self.folder)):
-            identity = wheel_identity(file)
+            identity = wl.wheel_identity(file)
             if identity and identity[0] in by_name:
                 found.append((file, by_name[identity[0]], identity[1]))
         with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
@@ -646,10 +452,10 @@ class Wheelhouse:
                 report.show("check wheels", number, len(found), file)
                 if digest in pin.hashes:
                     self.files[pin.name], self.digests[pin.name] = file, digest
-                elif same_version(version, pin.version):
+                elif wl.same_version(version, pin.version):
                     self.reject(file, pin, digest, report)
 
-    def reject(self, file: str, pin: Pin, digest: str, report: Reporter) -> None:
+    def reject(self, file: str, pin: wl.Pin, digest: str, report: Reporter) -> None:
         """Set a file with a wrong hash aside, where nothing can use it."""
         aside = file + ".rejected"
         os.replace(os.path.join(self.folder, file), os.path.join(self.folder, aside))
@@ -657,7 +463,7 @@ class Wheelhouse:
         self.rejected.append({"file": file, "expected": wanted, "got": digest, "kept_as": aside})
         report.log("%s has a wrong SHA-256 (expected %s, got %s): kept as %s" % (file, wanted, digest, aside))
 
-    def accept(self, incoming: str, pins: List[Pin]) -> int:
+    def accept(self, incoming: str, pins: List[wl.Pin]) -> int:
         """Move what pip brought into the wheelhouse, each file after its hash is right. Returns bytes."""
         size = 0
         by_hash = {digest: pin for pin in pins for digest in pin.hashes}
@@ -667,7 +473,7 @@ class Wheelhouse:
             if digest not in by_hash or not file.endswith(".whl"):
                 what = "%s is not a file that the lock names: got SHA-256 %s" % (file, digest)
                 os.unlink(path)
-                raise Problem("hash_mismatch", what, file, "find out who serves it; do not use it")
+                raise wl.Problem("hash_mismatch", what, file, "find out who serves it; do not use it")
             size += os.path.getsize(path)
             with open(path, "rb") as stream:
                 os.fsync(stream.fileno())
@@ -688,18 +494,18 @@ class Download:
         self.incoming = os.path.join(house.folder, INCOMING)
         shutil.rmtree(self.incoming, ignore_errors=True)
 
-    def fetch(self, missing: List[Pin]) -> None:
+    def fetch(self, missing: List[wl.Pin]) -> None:
         """All of them, or a Problem; what came before it is kept."""
         at_hand = set() if self.request.offline else self.local_wheels()
         near = [pin for pin in missing if (pin.name, pin.version) in at_hand]
-        for group in batches(near):
+        for group in wl.batches(near):
             verdict = self.pip(group, ["--no-index", *self.links()])
             if verdict and verdict.id not in ("not_found", "network"):
                 self.fail(verdict, group)
-        for group in batches([pin for pin in missing if pin.name not in self.house.files]):
+        for group in wl.batches([pin for pin in missing if pin.name not in self.house.files]):
             self.group(group)
 
-    def group(self, group: List[Pin]) -> None:
+    def group(self, group: List[wl.Pin]) -> None:
         """One group from the host's index or the requested one, then from the extra ones."""
         index = ["--no-index"] if self.request.offline else []
         if self.request.index_url and not self.request.offline:
@@ -717,12 +523,12 @@ class Download:
                     verdict = again
                     break
                 if again.id == "network":
-                    what = "%s; and %s cannot be reached" % (verdict.what, redact(url))
-                    verdict = Verdict("network", what)
+                    what = "%s; and %s cannot be reached" % (verdict.what, wl.redact(url))
+                    verdict = wl.Verdict("network", what)
         if verdict:
             self.fail(verdict, group)
 
-    def patiently(self, group: List[Pin], options: List[str]) -> Optional[Verdict]:
+    def patiently(self, group: List[wl.Pin], options: List[str]) -> Optional[wl.Verdict]:
         """Try again where the network was at fault."""
         for attempt in range(1, ATTEMPTS + 1):
             verdict = self.pip(group, options)
@@ -754,10 +560,10 @@ class Download:
         for place in places:
             folder = unquote(urlsplit(place).path) if place.startswith("file:") else place
             if os.path.isdir(folder):
-                found.update(filter(None, map(wheel_identity, os.listdir(folder))))
+                found.update(filter(None, map(wl.wheel_identity, os.listdir(folder))))
         return found
 
-    def pip(self, group: List[Pin], options: List[str]) -> Optional[Verdict]:
+    def pip(self, group: List[wl.Pin], options: List[str]) -> Optional[wl.Verdict]:
         """One pip call for a group; None when all of it is in the wheelhouse afterwards."""
         os.makedirs(self.incoming, exist_ok=True)
         wanted = os.path.join(self.request.tmp, "wanted.txt")
@@ -781,15 +587,15 @@ class Download:
         try:
             status, lines = run_child(argv, download_env(self.request), self.request.tmp, tick, (self.turn,))
             if status:
-                return understand(status, lines)
+                return wl.understand(status, lines)
             self.bytes += self.house.accept(self.incoming, group)
         finally:
             os.unlink(wanted)
             shutil.rmtree(self.incoming, ignore_errors=True)
         absent = [pin.label for pin in group if pin.name not in self.house.files]
-        return Verdict("not_found", "pip brought no wheel for " + ", ".join(absent)) if absent else None
+        return wl.Verdict("not_found", "pip brought no wheel for " + ", ".join(absent)) if absent else None
 
-    def fail(self, verdict: Verdict, group: List[Pin]) -> NoReturn:
+    def fail(self, verdict: wl.Verdict, group: List[wl.Pin]) -> NoReturn:
         """Turn a verdict into the Problem that the person reads."""
         if verdict.id == "disk_full":
             raise self.space.problem(verdict.what, verdict.file)
@@ -801,7 +607,7 @@ class Download:
             "memory": "free memory and run this again",
             "permission": "let this user read and write there",
         }
-        raise Problem(verdict.id, verdict.what, verdict.file, fixes.get(verdict.id, "read the log above"))
+        raise wl.Problem(verdict.id, verdict.what, verdict.file, fixes.get(verdict.id, "read the log above"))
 
 
 # ---------------------------------------------------------------- 2. install
@@ -814,7 +620,8 @@ def record_is_whole(info: str) -> bool:
         with open(os.path.join(info, "RECORD"), encoding="utf-8", newline="") as stream:
             rows = [row for row in csv.reader(stream) if len(row) == 3]
         for path, digest, size in rows:
-            if not digest:  # RECORD itself and compiled files, which Python makes anew when they are bad
+            # RECORD itself has none; compiled files, which some wheels bring, Python makes anew
+            if not digest or path.endswith(".pyc"):
                 continue
             algorithm, _, wanted = digest.partition("=")
             file = os.path.join(site, path)
@@ -829,7 +636,7 @@ def record_is_whole(info: str) -> bool:
         return False
 
 
-def damaged(env: Environment, pins: List[Pin], report: Reporter) -> Set[str]:
+def damaged(env: Environment, pins: List[wl.Pin], report: Reporter) -> Set[str]:
     """Names of the pins that are installed but not as their RECORD says."""
     infos = [(pin.name, dist.info) for pin in pins for dist in env.named(pin.name)]
     found: Set[str] = set()
@@ -842,13 +649,13 @@ def damaged(env: Environment, pins: List[Pin], report: Reporter) -> Set[str]:
     return found
 
 
-def clear_wreckage(env: Environment, pins: List[Pin], report: Reporter) -> None:
+def clear_wreckage(env: Environment, pins: List[wl.Pin], report: Reporter) -> None:
     """Remove what would make pip refuse or be misled: half metadata, a second copy, its own leftovers."""
     for pin in pins:
         dists = env.named(pin.name)
         for dist in dists:
             half = not dist.whole
-            second = len(dists) > 1 and not same_version(dist.version, pin.version)
+            second = len(dists) > 1 and not wl.same_version(dist.version, pin.version)
             if (
                 (half or second)
                 and dist.info.endswith(".dist-info")
@@ -871,7 +678,7 @@ def install(
     request: Request,
     env: Environment,
     house: Wheelhouse,
-    pins: List[Pin],
+    pins: List[wl.Pin],
     space: Space,
     report: Reporter,
     turn: int,
@@ -900,12 +707,14 @@ def install(
     finally:
         os.unlink(wanted)
     if status:
-        verdict = understand(status, lines)
+        verdict = wl.understand(status, lines)
         if verdict.id == "disk_full":
             raise space.problem(verdict.what, verdict.file)
         if verdict.id == "memory":
-            raise Problem("memory", verdict.what, verdict.file, "free memory and run this again")
-        raise Problem(verdict.id, verdict.what, verdict.file, "read the log above; run this again to repair")
+            raise wl.Problem("memory", verdict.what, verdict.file, "free memory and run this again")
+        raise wl.Problem(
+            verdict.id, verdict.what, verdict.file, "read the log above; run this again to repair"
+        )
 
 
 def compile_all(request: Request, env: Environment, space: Space, report: Reporter, total: int) -> None:
@@ -918,13 +727,13 @@ def compile_all(request: Request, env: Environment, space: Space, report: Report
         report.show("compile", total, total)
 
     status, lines = run_child(argv, child_env(request), request.tmp, tick, quiet=True)
-    verdict = understand(status, lines) if status else None
+    verdict = wl.understand(status, lines) if status else None
     if verdict and verdict.id == "disk_full":
         raise space.problem(verdict.what, verdict.file)
     # any other status: packages carry files for other Pythons that do not compile, which harms nobody
 
 
-def dist_info_names(sites: Tuple[str, ...], pin: Pin) -> List[str]:
+def dist_info_names(sites: Tuple[str, ...], pin: wl.Pin) -> List[str]:
     """Where pip will write RECORD for a pin, as its last file."""
     name = pin.name.replace("-", "_")
     spellings = {name, pin.file.split("-")[0] or name}
@@ -971,7 +780,9 @@ def ensure_shims(env: Environment, shims: Tuple[Tuple[str, str], ...], report: R
         for dist in env.named(name):
             if dist.info != folder and dist.installer != "rackwright":
                 fix = "remove the shim from the recipe or %s from the lock" % name
-                raise Problem("verify", "%s is really installed; a shim would hide it" % name, dist.info, fix)
+                raise wl.Problem(
+                    "verify", "%s is really installed; a shim would hide it" % name, dist.info, fix
+                )
             if dist.info != folder:
                 shutil.rmtree(dist.info)
         if all(read_or_none(os.path.join(folder, file)) == text for file, text in files.items()):
@@ -1000,7 +811,7 @@ def read_or_none(path: str) -> Optional[str]:
 # ---------------------------------------------------------------- 4. check
 
 
-def wrong_pins(env: Environment, pins: List[Pin]) -> List[str]:
+def wrong_pins(env: Environment, pins: List[wl.Pin]) -> List[str]:
     """What the environment has instead of the lock's pins, in words."""
     found = []
     for pin in pins:
@@ -1026,23 +837,25 @@ def trial(request: Request, space: Space, report: Reporter, total: int) -> Dict[
         os.unlink(answer)
     names = ", ".join(request.expect_import)
     if status or text is None:
-        verdict = understand(status, lines)
+        verdict = wl.understand(status, lines)
         if verdict.id == "disk_full":
             raise space.problem(verdict.what, verdict.file)
         what = "importing %s ended Python with status %d: %s" % (names, status, " | ".join(lines[-3:]))
-        raise Problem(
+        raise wl.Problem(
             "import", what, request.python, "read the message; the host may lack a CPU feature or library"
         )
     result = json.loads(text)
     for name, trace in result["failed"].items():
         last = trace.strip().splitlines()[-1]
         report.log(trace)
-        raise Problem("import", "%s does not import: %s" % (name, last), request.python, "read the log above")
+        raise wl.Problem(
+            "import", "%s does not import: %s" % (name, last), request.python, "read the log above"
+        )
     versions: Dict[str, str] = result["versions"]
     for name, version in shown.items():
-        if not same_version(versions[name] or "", version):
+        if not wl.same_version(versions[name] or "", version):
             what = "%s: expected version %s, found %s" % (name, version, versions[name])
-            raise Problem(
+            raise wl.Problem(
                 "verify", what, request.python, "the recipe and its lock disagree; correct the recipe"
             )
     return versions
@@ -1051,7 +864,7 @@ def trial(request: Request, space: Space, report: Reporter, total: int) -> Dict[
 # ---------------------------------------------------------------- the whole
 
 
-def artifacts(env: Environment, pins: List[Pin], wheels: str) -> List[Dict[str, Any]]:
+def artifacts(env: Environment, pins: List[wl.Pin], wheels: str) -> List[Dict[str, Any]]:
     """Every installed wheel: file, SHA-256, bytes (0 where neither the lock nor the wheelhouse knows)."""
     rows = []
     for pin in pins:
@@ -1064,7 +877,7 @@ def artifacts(env: Environment, pins: List[Pin], wheels: str) -> List[Dict[str, 
 
 def bring_about(request: Request, text: str, report: Reporter) -> Dict[str, Any]:
     """Make the environment what the lock says; the answer document. Problem when that cannot be."""
-    every = parse_lock(text)
+    every = wl.parse_lock(text)
     os.makedirs(request.wheels, exist_ok=True)
     os.makedirs(request.tmp, exist_ok=True)
     seconds: Dict[str, float] = {}
@@ -1082,8 +895,8 @@ def bring_about(request: Request, text: str, report: Reporter) -> Dict[str, Any]
     request = request._replace(tmp=scratch)
     try:
         env = probe(request, [pin.marker for pin in every if pin.marker])
-        pins = choose(every, env.markers)
-        space = Space([request.wheels, env.prefix, request.tmp])
+        pins = wl.choose(every, env.markers)
+        space = Space([request.wheels, env.prefix, *env.sites, request.tmp])
         unfinished = os.path.exists(env.marker)
         broken = damaged(env, pins, report) if unfinished else set()
         due = [pin for pin in pins if pin.name in broken or not env.has(pin)]
@@ -1118,7 +931,7 @@ def bring_about(request: Request, text: str, report: Reporter) -> Dict[str, Any]
         wrong = wrong_pins(env, pins)
         if wrong:
             what = "%d packages are not as the lock says; first: %s" % (len(wrong), wrong[0])
-            raise Problem(
+            raise wl.Problem(
                 "verify", what, env.prefix, "run this again; if it stays, make the environment anew"
             )
         versions = trial(request, space, report, len(pins))
@@ -1130,7 +943,7 @@ def bring_about(request: Request, text: str, report: Reporter) -> Dict[str, Any]
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
         os.close(turn)
-    known = {pin.name for pin in pins} | {canonical(name) for name, _ in request.shims}
+    known = {pin.name for pin in pins} | {wl.canonical(name) for name, _ in request.shims}
     base = {"pip", "setuptools", "wheel"}
     return {
         "changed": changed,
@@ -1154,7 +967,7 @@ def parse_request(text: str) -> Request:
     """Check the parameters; a mistake is a Problem with id "usage"."""
 
     def wrong(what: str) -> NoReturn:
-        raise Problem("usage", what, fix="see --help")
+        raise wl.Problem("usage", what, fix="see --help")
 
     try:
         given = json.loads(text)
@@ -1201,7 +1014,7 @@ def parse_request(text: str) -> Request:
     )
 
 
-def os_problem(error: OSError, request: Request) -> Problem:
+def os_problem(error: OSError, request: Request) -> wl.Problem:
     """An error of the operating system in this program itself."""
     what = "%s: %s" % (error.filename or request.wheels, error.strerror or error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -1209,16 +1022,16 @@ def os_problem(error: OSError, request: Request) -> Problem:
             what, error.filename
         )
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return Problem("permission", what, error.filename, "let this user write there")
+        return wl.Problem("permission", what, error.filename, "let this user write there")
     if error.errno == errno.ENOMEM:
-        return Problem("memory", what, error.filename, "free memory and run this again")
-    return Problem("pip", what, error.filename, "read the message; run this again")
+        return wl.Problem("memory", what, error.filename, "free memory and run this again")
+    return wl.Problem("pip", what, error.filename, "read the message; run this again")
 
 
 def interrupted(number: int, _frame: Any) -> NoReturn:
     """A signal ends the work; children are ended on the way out."""
     what = "ended by signal %d" % number
-    raise Problem("interrupted", what, fix="run this again; it goes on where it was")
+    raise wl.Problem("interrupted", what, fix="run this again; it goes on where it was")
 
 
 def main(arguments: List[str]) -> int:
@@ -1234,14 +1047,14 @@ def main(arguments: List[str]) -> int:
             with open(request.lock, encoding="utf-8") as stream:
                 text = stream.read()
         except (OSError, ValueError) as error:
-            raise Problem("lock", "cannot read the lock: %s" % error, request.lock) from error
+            raise wl.Problem("lock", "cannot read the lock: %s" % error, request.lock) from error
         try:
             result = bring_about(request, text, Reporter())
         except OSError as error:
             raise os_problem(error, request) from error
         except MemoryError as error:
-            raise Problem("memory", "memory ran out", fix="free memory and run this again") from error
-    except Problem as problem:
+            raise wl.Problem("memory", "memory ran out", fix="free memory and run this again") from error
+    except wl.Problem as problem:
         print(json.dumps(problem.document()))
         return 2 if problem.id == "usage" else 1
     print(json.dumps(result))
