@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import struct
 import subprocess
 import sys
@@ -174,7 +173,7 @@ def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
     assert (error["id"], error["file"]) == ("not_a_directory", str(tmp_path / "m"))
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
 def test_a_full_disk_leaves_no_half_file(tmp_path: Path) -> None:
     (tmp_path / "config.json.partial").symlink_to("/dev/full")  # every write to it fails with ENOSPC
     status, result, _ = run(str(tmp_path))
