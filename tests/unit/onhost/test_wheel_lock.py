@@ -149,8 +149,8 @@ NO_SPACE = "[Errno 28] No space left on device: '/r/x.so'"
 REFUSED = """\
 Looking in indexes: http://127.0.0.1:9/simple
 WARNING: Retrying (Retry(total=0, connect=None, read=None, redirect=None, status=None)) after connection \
-broken by 'NewConnectionError("HTTPConnection(host='127.0.0.1', port=9): Failed to establish a new connection: \
-[Errno 111] Connection refused")': /simple/tiny-a/
+broken by 'NewConnectionError("HTTPConnection(host='127.0.0.1', port=9): Failed to establish a new \
+connection: [Errno 111] Connection refused")': /simple/tiny-a/
 ERROR: Could not find a version that satisfies the requirement tiny-a==1.0 (from versions: none)
 ERROR: No matching distribution found for tiny-a==1.0
 """.splitlines()
