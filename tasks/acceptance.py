@@ -6,8 +6,10 @@ import json
 from typing import Any
 
 from tasks.digest import digest_of, digest_of_file
+from tasks.launch import LaunchSpec
 from tasks.paths import ONHOST
 from tasks.plan import Plan
+from tasks.proven import counts, keep_proof
 from tasks.steps import Done, StepFailed, job, onhost, python_of
 
 
@@ -57,24 +59,8 @@ class Acceptance:
         """Run every check of the profile; one that fails fails the host."""
         plan = self.plan
         plan.look()  # the service step may just have started it: which process is it?
-        spec, recipe = plan.spec(), plan.recipe
-        flags = recipe.flags(plan.mode, plan.route)
-        request: dict[str, Any] = {
-            "base_url": spec.base_url,
-            "model": spec.model_name,
-            "api_key_file": spec.key_file,
-            "profile": self.profile,
-            "knowledge": recipe.acceptance.knowledge,
-            "skip": recipe.acceptance.skip,
-            "expect": {
-                "max_model_len": flags.get("max-model-len"),
-                "prefix_caching": True,
-                "speculative": "speculative-config" in flags,
-                "key_required": spec.key_file is not None,
-                # a green answer of a leftover on the same port would prove nothing
-                "identity": {"pid": plan.service.pid, "root": plan.model_dir},
-            },
-        }
+        spec = plan.spec()
+        request = acceptance_request(plan, spec, plan.service.pid)
         outcome = job(
             plan,
             "acceptance",
@@ -95,4 +81,28 @@ class Acceptance:
                 "Fix: read the evidence in the report; `rackwright logs` shows the engine's side",
                 lines,
             )
+        keep_proof(plan, spec.mode, {"acceptance": counts(result), "profile": self.profile})
         return Done(detail={"result": result, "profile": self.profile})
+
+
+def acceptance_request(plan: Plan, spec: LaunchSpec, pid: int | None) -> dict[str, Any]:
+    """What `onhost/accept.py` is asked about one engine; `pid` is its process where it is known."""
+    recipe = plan.recipe
+    flags = recipe.flags(spec.mode, plan.route)
+    # a green answer of a leftover on the same port would prove nothing
+    identity = {"root": plan.model_dir, **({"pid": pid} if pid is not None else {})}
+    return {
+        "base_url": spec.base_url,
+        "model": spec.model_name,
+        "api_key_file": spec.key_file,
+        "profile": plan.settings.profile or recipe.acceptance.profile,
+        "knowledge": recipe.acceptance.knowledge,
+        "skip": recipe.acceptance.skip,
+        "expect": {
+            "max_model_len": flags.get("max-model-len"),
+            "prefix_caching": True,
+            "speculative": "speculative-config" in flags,
+            "key_required": spec.key_file is not None,
+            "identity": identity,
+        },
+    }

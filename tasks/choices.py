@@ -35,7 +35,7 @@ def choices_of(host: Any, file: str = "") -> tuple[Settings, Recipe]:
         ]
     if lines or settings is None or recipe is None:
         raise Mistakes(lines)
-    if settings.mode not in recipe.serve.modes:
+    if settings.mode is not None and settings.mode not in recipe.serve.modes:
         lines.append(
             f"{where('mode')}: mode = {settings.mode!r}: {recipe.name} has no such mode; "
             + nearest(settings.mode, recipe.serve.modes)

@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 from tasks.digest import digest_of
-from tasks.recipe import Recipe, flag_argv
+from tasks.recipe import TRIAL, Recipe, flag_argv
 from tasks.settings import Layout, Settings
 
 CUDA_HOME = "/usr/local/cuda"
+# vLLM's own default of gpu-memory-utilization was 0.9 up to 0.2x and is 0.92 since.
+USUAL_SHARE = 0.9
+GPU_WAIT_SECONDS = 90
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -16,8 +19,10 @@ SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 class LaunchSpec:
     """One engine process: what runs, as whom, where it listens, when it is ready.
 
-    `argv` holds no secret: the key is read from `key_file` by the wrapper `with-key.sh`.
-    Seconds are deadlines. Render it; never write a flag anywhere else.
+    `argv` holds no secret: the key is read from `key_file` by the wrapper `start-engine.sh`.
+    Seconds are deadlines. `restart` is false for an engine on trial: its first crash decides.
+    `gpu_free` is the share of each GPU's memory that must be free before a start.
+    Render it; never write a flag anywhere else.
     """
 
     name: str
@@ -37,6 +42,19 @@ class LaunchSpec:
     stop_seconds: int
     writable: tuple[str, ...]
     readable: tuple[str, ...]
+    restart: bool = True
+    gpu_free: float | None = None
+
+    @property
+    def wrapper_env(self) -> dict[str, str]:
+        """What `start-engine.sh` is told under every supervisor; it keeps none of it for the engine."""
+        env = {}
+        if self.unset:
+            env["RACKWRIGHT_UNSET"] = " ".join(self.unset)
+        if self.gpu_free is not None:
+            env["RACKWRIGHT_GPU_FREE"] = f"{self.gpu_free:g}"
+            env["RACKWRIGHT_GPU_WAIT"] = str(GPU_WAIT_SECONDS)
+        return env
 
     @property
     def digest(self) -> str:
@@ -79,9 +97,24 @@ def engine_env(layout: Layout, extra: dict[str, str]) -> tuple[tuple[str, str], 
 
 
 def launch_spec(
-    recipe: Recipe, settings: Settings, layout: Layout, mode: str, *, user: str | None
+    recipe: Recipe,
+    settings: Settings,
+    layout: Layout,
+    mode: str,
+    *,
+    user: str | None,
+    trial_port: int | None = None,
 ) -> LaunchSpec:
-    """The engine of `recipe` in one mode on one host, for routes that install into `<root>/env`."""
+    """The engine of `recipe` in one mode on one host, for routes that install into `<root>/env`.
+
+    With `trial_port` it is the same engine on trial: on a loopback port that no client knows, under a name
+    of its own, and without restarts.
+    """
+    on_trial = trial_port is not None
+    name = f"{settings.instance}-{TRIAL if on_trial else mode}"
+    bind = "127.0.0.1" if on_trial else settings.bind
+    port = settings.port if trial_port is None else trial_port
+    flags = recipe.flags(mode, settings.route or recipe.engine.default)
     route = settings.route or recipe.engine.default
     model_dir = f"{layout.model_root}/{recipe.model.name}"
     argv = [
@@ -91,30 +124,35 @@ def launch_spec(
         "--served-model-name",
         recipe.model.name,
         "--host",
-        settings.bind,
+        bind,
         "--port",
-        str(settings.port),
-        *flag_argv(recipe.flags(mode, route)),
+        str(port),
+        *flag_argv(flags),
     ]
     caches = f"{layout.root}/cache"
     return LaunchSpec(
-        name=f"{settings.instance}-{mode}",
+        name=name,
         mode=mode,
         argv=tuple(argv),
         env=engine_env(layout, recipe.env(mode, route)),
         unset=tuple(recipe.serve.unset),
         cwd=layout.run,
-        bind=settings.bind,
-        port=settings.port,
+        bind=bind,
+        port=port,
         model_name=recipe.model.name,
         user=user,
-        log=f"{layout.logs}/{settings.instance}-{mode}.log",
+        log=f"{layout.logs}/{name}.log",
         key_file=layout.key_file if settings.api_key else None,
-        wrapper=f"{layout.run}/with-key.sh",
+        wrapper=f"{layout.run}/start-engine.sh",
         ready_seconds=settings.ready_seconds
         or recipe.serve.modes[mode].ready_seconds
         or recipe.serve.ready_seconds,
         stop_seconds=recipe.serve.stop_seconds,
-        writable=(caches, layout.tmp, layout.logs),
+        # not the logs: supervisord writes them itself, and must not follow a link of the engine's making
+        writable=(caches, layout.tmp),
         readable=(layout.env, model_dir),
+        restart=not on_trial,
+        gpu_free=float(str(flags.get("gpu-memory-utilization", USUAL_SHARE)))
+        if recipe.hardware.count
+        else None,
     )

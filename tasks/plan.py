@@ -22,12 +22,12 @@ from tasks.mistakes import Mistakes
 from tasks.needs import endpoints_of, needs_of
 from tasks.paths import ROOT
 from tasks.receipts import Receipt
-from tasks.recipe import Recipe, WheelRoute
+from tasks.recipe import SAFE_MODE, TRIAL, Recipe, WheelRoute
 from tasks.record import Record
 from tasks.remote import LostHost, Remote, steady
 from tasks.settings import Layout, Settings, layout_of
 from tasks.state import HostState, parse_state, state_section
-from tasks.supervisors import ServiceState, Supervisor, Supervisord, Systemd, choose
+from tasks.supervisors import ServiceState, Supervisor, Supervisord, Systemd, choose, version_in
 
 SERVICE_USER = "rackwright"
 
@@ -47,7 +47,8 @@ class Plan:
         self.recipe = recipe
         self.layout: Layout = layout_of(settings)
         self.route: str = settings.route or recipe.engine.default
-        self.mode: str = settings.mode
+        # the mode that is asked for, else the one proven last (known after `look`), else the safe one
+        self.mode: str = settings.mode or SAFE_MODE
         self.model_dir = f"{self.layout.model_root}/{recipe.model.name}"
         self.bundle: Bundle = bundle_for(recipe)
         self.lib: str = self.bundle.folder(self.layout.lib)
@@ -57,7 +58,7 @@ class Plan:
         self.facts: HostFacts = HostFacts()
         self.state: HostState = HostState()
         self.services: dict[str, ServiceState] = {}
-        self.supervisor: Supervisor = Supervisord(self.layout, self.lib, settings.instance)
+        self.supervisor: Supervisor = Supervisord(self.layout, settings.instance)
         self.supervisor_why = ""
         self.needs: Needs
         self.findings: list[Finding] = []
@@ -87,8 +88,8 @@ class Plan:
 
     @property
     def service_names(self) -> tuple[str, ...]:
-        """The service of each mode of the recipe."""
-        return tuple(f"{self.settings.instance}-{mode}" for mode in self.recipe.serve.modes)
+        """The service of each mode of the recipe, and that of a mode on trial."""
+        return tuple(f"{self.settings.instance}-{mode}" for mode in (*self.recipe.serve.modes, TRIAL))
 
     @property
     def user(self) -> str | None:
@@ -112,9 +113,16 @@ class Plan:
         receipt = self.state.receipts.get("environment")
         return str(receipt.detail.get("base", "")) if receipt else ""
 
-    def spec(self, mode: str | None = None) -> LaunchSpec:
-        """The engine process of one mode."""
-        return launch_spec(self.recipe, self.settings, self.layout, mode or self.mode, user=self.user)
+    def spec(self, mode: str | None = None, *, trial_port: int | None = None) -> LaunchSpec:
+        """The engine process of one mode; with `trial_port` the same on trial, where no client reaches it."""
+        return launch_spec(
+            self.recipe,
+            self.settings,
+            self.layout,
+            mode or self.mode,
+            user=self.user,
+            trial_port=trial_port,
+        )
 
     @property
     def service(self) -> ServiceState:
@@ -131,11 +139,14 @@ class Plan:
         """Read the host in one round trip. Raises LostHost."""
         systemd = Systemd()
         names = self.service_names
-        files = tuple(systemd.unit_path(name) for name in names) + tuple(
-            f"{self.layout.run}/programs/{name}.conf" for name in names
+        run = self.layout.run
+        files = (
+            *(systemd.unit_path(name) for name in names),
+            *(f"{run}/programs/{name}.conf" for name in names),
+            *(f"{run}/{name}" for name in ("supervisord.conf", "sv.py", "up.sh", "start-engine.sh")),
         )
         user_units = Systemd(user=True, home="$HOME").status(names)
-        supervisord = Supervisord(self.layout, self.lib, self.settings.instance)
+        supervisord = Supervisord(self.layout, self.settings.instance)
         request = ProbeRequest(
             root=self.layout.root,
             model_root=self.layout.model_root,
@@ -170,10 +181,15 @@ class Plan:
         if kind == "supervisord":
             self.supervisor = supervisord
         else:
-            self.supervisor = Systemd(user=kind == "systemd-user", home=system.home or "")
+            version = version_in(self.facts.extra.get(kind, ""))
+            self.supervisor = Systemd(user=kind == "systemd-user", home=system.home or "", version=version)
         self.services = self.supervisor.parse_status(self.facts.extra.get(kind, ""), names)
+        proven = self.state.receipts.get("proven")
+        last = str(proven.detail.get("mode")) if proven else SAFE_MODE
+        self.mode = self.settings.mode or (last if last in self.recipe.serve.modes else SAFE_MODE)
         self.dirty = False
         self.record.note(
+            mode=self.mode,
             facts=facts_to_json(self.facts_shown()),
             supervisor=self.supervisor.name,
             commands=self.remote.commands,

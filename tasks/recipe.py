@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from tasks.digest import digest_of
 from tasks.mistakes import Mistakes, explain, nearest
+from tasks.onhost.startup_log import PHASES
 from tasks.paths import RECIPES
 
 Flag = bool | int | float | str | list[str] | dict[str, Any]
@@ -23,6 +24,9 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Commit = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
 Route = Literal["wheel", "source", "docker"]
 SourceName = Literal["huggingface", "modelscope", "s3", "path", "peer", "generate"]
+# A mode on trial runs under this name (launch.py).
+TRIAL = "trial"
+SAFE_MODE = "eager"
 ROUTES: tuple[str, ...] = get_args(Route)
 
 
@@ -185,6 +189,26 @@ class Engines(Part):
         return self
 
 
+class Warmup(Part):
+    """What is sent after a start, before the service counts as up: every form, length and concurrency."""
+
+    concurrency: list[Annotated[int, Field(ge=1, le=1024)]] = Field([1], min_length=1)
+    prompt_tokens: list[Annotated[int, Field(ge=1)]] = Field([32], min_length=1)
+    forms: list[Literal["chat", "reasoning", "tool"]] = Field(["chat"], min_length=1)
+    max_tokens: int = Field(8, gt=0)
+    seconds: int = Field(3600, gt=0)
+
+
+class Promote(Part):
+    """The short benchmark that compares a mode with eager; `margin` is the share that it may be slower."""
+
+    concurrency: list[Annotated[int, Field(ge=1, le=1024)]] = Field([1, 4], min_length=1)
+    prompt_tokens: int = Field(256, gt=0)
+    output_tokens: int = Field(64, gt=1)
+    requests: int = Field(8, gt=0)
+    margin: float = Field(0.05, ge=0, lt=1)
+
+
 class Mode(Part):
     """What one serving mode adds to the common flags; `false` takes a flag away."""
 
@@ -201,6 +225,9 @@ class Serve(Part):
     unset: list[str] = []
     ready_seconds: int = Field(1800, gt=0)
     stop_seconds: int = Field(60, gt=0)
+    phase_seconds: dict[str, Annotated[int, Field(gt=0)]] = {}
+    warmup: Warmup = Warmup.model_validate({})
+    promote: Promote = Promote.model_validate({})
     modes: dict[str, Mode]
 
     @field_validator("modes")
@@ -208,7 +235,18 @@ class Serve(Part):
     def _eager_is_the_way_back(cls, modes: dict[str, Mode]) -> dict[str, Mode]:
         if "eager" not in modes:
             raise ValueError("a mode 'eager' is needed: it is the safe mode that others fall back to")
+        if TRIAL in modes:
+            raise ValueError(f"a mode cannot be called {TRIAL!r}: a mode on trial runs under that name")
         return modes
+
+    @field_validator("phase_seconds")
+    @classmethod
+    def _known_phases(cls, seconds: dict[str, int]) -> dict[str, int]:
+        known = [phase.name for phase in PHASES]
+        for name in seconds:
+            if name not in known:
+                raise ValueError(f"no phase {name!r}; {nearest(name, known)}")
+        return seconds
 
 
 class Acceptance(Part):

@@ -1,23 +1,25 @@
-"""The service step: LaunchSpec -> supervisor -> started, and waited for until a token comes out."""
+"""The service step: LaunchSpec -> supervisor -> started, a token, warmed up; and what looks at a service."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import time
 from typing import Any
 
 from tasks.digest import digest_of
-from tasks.jobs import SHOW_SECONDS, in_time, log_lines
+from tasks.jobs import log_lines
 from tasks.launch import LaunchSpec
 from tasks.paths import ONHOST
 from tasks.plan import Plan, Stop
-from tasks.remote import LostHost, quote, write_file
+from tasks.proven import boot_mode, proven_mode
+from tasks.receipts import Receipt
+from tasks.remote import quote, write_file
+from tasks.startup import PROBE_SECONDS, bring_up, done_of, log_script
 from tasks.steps import Done, StepFailed, python_of
 
-PROBE_SECONDS = 120
 READY = (ONHOST / "ready.py").read_text("utf-8")
-WITH_KEY = (ONHOST / "with-key.sh").read_text("utf-8")
+WRAPPER = (ONHOST / "start-engine.sh").read_text("utf-8")
+PROMOTE_JOB = "promote"
 
 
 class Service:
@@ -25,126 +27,190 @@ class Service:
 
     name = "service"
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, mode: str | None = None) -> None:
         self.plan = plan
+        self._mode = mode
+
+    @property
+    def spec(self) -> LaunchSpec:
+        """The engine process of this step's mode."""
+        return self.plan.spec(self._mode)
 
     @property
     def label(self) -> str:
         """What the person sees."""
-        return f"service: {self.plan.spec().name} under {self.plan.supervisor.name}"
-
-    def _files(self) -> dict[str, str]:
-        """Path -> content; none of it changes with rackwright's version unless its content does."""
-        spec = self.plan.spec()
-        return {**self.plan.supervisor.files(spec, self.plan.service_names), spec.wrapper: WITH_KEY}
+        return f"service: {self.spec.name} under {self.plan.supervisor.name}"
 
     def digest(self) -> str:
         """The LaunchSpec, its rendered files, and the engine and weights that it starts."""
         receipts = [self.plan.receipt(step) for step in ("engine", "weights")]
         return digest_of(
-            [self.plan.spec().digest, self._files(), [r.digest if r else None for r in receipts]]
+            [self.spec.digest, files_of(self.plan, self.spec), [r.digest if r else None for r in receipts]]
         )
 
     def unchanged(self) -> str | None:
-        """Installed as rendered, running, and a token comes out."""
-        plan, receipt = self.plan, self.plan.receipt(self.name)
-        if not receipt or receipt.digest != self.digest() or not plan.service.running:
+        """Installed as rendered, running, proven mode starts at boot, and a token comes out."""
+        plan, receipt, service = self.plan, self.plan.receipt(self.name), self.plan.services[self.spec.name]
+        if not receipt or receipt.digest != self.digest() or not service.running:
             return None
-        if any(
-            plan.state.sums.get(path) != _sha(text)
-            for path, text in self._files().items()
-            if path in plan.state.sums
-        ):
+        if not files_are_there(plan, self.spec) or not plan.services[_boot_name(plan, self.spec)].at_boot:
             return None
-        answer = look_ready(plan, plan.spec())
-        if not answer["ready"]:
+        if not look_ready(plan, self.spec)["ready"]:
             return None
-        return f"{plan.spec().name} runs (pid {plan.service.pid}) and answers"
+        plan.record.note(startup=startup_note(receipt.detail))
+        return f"{self.spec.name} runs (pid {service.pid}) and answers"
 
     def act(self) -> Done:
-        """Install, start or restart once, and wait for a real completion."""
-        plan = self.plan
-        spec = plan.spec()
-        receipt = plan.receipt(self.name)
-        same = receipt is not None and receipt.digest == self.digest()
-        began = int(time.time())
-        self._port_is_ours(spec)
-        self._prepare(spec)
-        if not same or not plan.service.running:
-            self._sh(plan.supervisor.stop(spec.name), "stopped", spec.stop_seconds + 60)
-            self._sh(plan.supervisor.install(spec), "installed", 120)
-            self._sh(plan.supervisor.start(spec.name), "started", spec.stop_seconds + 180)
-        seconds = wait_ready(plan, spec)
-        paths = tuple(path for path in self._files() if not path.startswith(plan.layout.root + "/"))
-        return Done(
-            detail={
+        """Install, start or restart once, and wait until it is warm."""
+        plan, spec = self.plan, self.spec
+        refuse_while_promoting(plan)
+        receipt, state = plan.receipt(self.name), plan.services[spec.name]
+        port_is_ours(plan, spec)
+        prepare(plan, spec)
+        same = receipt is not None and receipt.digest == self.digest() and files_are_there(plan, spec)
+        # an engine that refuses its own key was started with another one
+        stays = same and state.running and look_ready(plan, spec)["stage"] != "key"
+        before = [plan.supervisor.at_boot(_boot_name(plan, spec), plan.service_names)]
+        if not stays:
+            before = [
+                plan.supervisor.stop(spec.name),
+                plan.supervisor.reload(),
+                *before,
+                plan.supervisor.start(spec.name),
+            ]
+        try:
+            result = bring_up(plan, spec, before, self.draft())
+        except StepFailed as failed:
+            raise fall_back(plan, spec, failed) from failed
+        plan.record.note(startup=startup_note({"start": done_of(result)}))
+        draft = self.draft()
+        detail = {**draft.detail, "ready_seconds": result["seconds"], "start": done_of(result)}
+        return Done(detail=detail, paths=draft.paths)
+
+    def draft(self) -> Receipt:
+        """The receipt, without what only the start can tell."""
+        plan, spec = self.plan, self.spec
+        outside = (path for path in files_of(plan, spec) if not path.startswith(plan.layout.root + "/"))
+        old = plan.receipt(self.name)
+        return Receipt(
+            self.name,
+            self.digest(),
+            0,
+            {
                 "mode": spec.mode,
                 "supervisor": plan.supervisor.name,
                 "why": plan.supervisor_why,
                 "user": spec.user or plan.facts.system.user,
                 "endpoint": f"{spec.base_url}/v1",
                 "argv": list(spec.argv),
-                "ready_seconds": seconds,
-                "asked_at": began,
                 "name": spec.name,
             },
-            paths=paths,
+            paths=tuple(dict.fromkeys((*(old.paths if old else ()), *outside))),
         )
 
-    def _prepare(self, spec: LaunchSpec) -> None:
-        """Folders, user, key and files. All of it is safe to repeat."""
-        plan = self.plan
-        lines = [
-            "set -e",
-            "umask 022",
-            f"mkdir -p {quote(spec.cwd)} {quote(plan.layout.logs)} {quote(spec.cwd)}/programs",
-        ]
-        lines += [
-            f"mkdir -p {quote(value)}"
-            for name, value in spec.env
-            if name in plan.layout.caches() or name == "HOME"
-        ]
-        if spec.user:
-            user = quote(spec.user)
-            lines.append(
-                f"id -u {user} >/dev/null 2>&1 || {{ useradd --system --user-group --no-create-home"
-                f" --home-dir {quote(plan.layout.root + '/cache/home')} --shell /usr/sbin/nologin {user}"
-                f" && : >{quote(plan.layout.run)}/made-user; }}"
-            )
-            lines.append(f"chown -R {user}: " + " ".join(quote(path) for path in spec.writable))
-            # GPU device nodes are world-readable or of these groups, where they exist
-            lines.append(
-                f"for g in video render; do ! getent group $g >/dev/null || usermod -a -G $g {user}; done"
-            )
-        if spec.key_file:
-            key = quote(spec.key_file)
-            owner = f"chown {quote(spec.user)} {key}" if spec.user else ":"
-            lines.append(
-                f"if [ ! -s {key} ]; then (umask 077; od -An -N24 -tx1 /dev/urandom"
-                f" | tr -d ' \\n' >{key}.new) && mv {key}.new {key}; fi; chmod 600 {key}; {owner}"
-            )
-        lines += [write_file(path, text) for path, text in self._files().items()]
-        done = plan.remote.run("\n".join(lines), timeout=120)
-        if not done.ok:
-            raise StepFailed(f"cannot prepare the service: {done.stderr.strip() or done.stdout.strip()}")
 
-    def _port_is_ours(self, spec: LaunchSpec) -> None:
-        """A stranger on the port is named, where the host lets us see it."""
-        plan = self.plan
-        listeners = [item for item in plan.facts.net.listeners or () if item.port == spec.port]
-        if not listeners or any(state.running for state in plan.services.values()):
-            return
-        owners = plan.facts.net.owners.get(spec.port, ())
-        who = ", ".join(f"pid {owner.pid} ({owner.name})" for owner in owners) or "a process of another user"
-        raise StepFailed(f"port {spec.port} is taken by {who}\nFix: stop it, or run with --data port=ANOTHER")
+def files_of(plan: Plan, spec: LaunchSpec) -> dict[str, str]:
+    """Path -> content; none of it changes with rackwright's version unless its content does."""
+    return {**plan.supervisor.files(spec, plan.service_names), spec.wrapper: WRAPPER}
 
-    def _sh(self, script: str, word: str, timeout: float) -> None:
-        done = self.plan.remote.run(script, timeout=timeout)
-        if not done.ok:
-            raise StepFailed(
-                f"the service cannot be {word}: {done.stderr.strip() or done.stdout.strip()}",
-                tail(self.plan, self.plan.spec(), 15),
-            )
+
+def files_are_there(plan: Plan, spec: LaunchSpec) -> bool:
+    """The files are on the host as they would be written now, as far as they were read."""
+    wanted = {**files_of(plan, spec), **plan.supervisor.helpers()}
+    sums = plan.state.sums
+    return all(
+        sums[path] == hashlib.sha256(text.encode()).hexdigest()
+        for path, text in wanted.items()
+        if path in sums
+    )
+
+
+def _boot_name(plan: Plan, spec: LaunchSpec) -> str:
+    return plan.spec(boot_mode(plan, spec.mode)).name
+
+
+def startup_note(detail: dict[str, Any]) -> dict[str, Any]:
+    """What a report says of the last start, and of the one before it."""
+    return dict(detail.get("start") or {})
+
+
+def refuse_while_promoting(plan: Plan) -> None:
+    """Nobody else starts or stops modes while a promotion does. Raises StepFailed."""
+    now = plan.state.jobs.get(PROMOTE_JOB)
+    if now is not None and now.state == "running":
+        raise StepFailed(
+            "a promotion is running on this host\n"
+            "Fix: attach to it (rackwright promote INVENTORY), or end it (rackwright rollback INVENTORY)"
+        )
+
+
+def fall_back(plan: Plan, spec: LaunchSpec, failed: StepFailed) -> StepFailed:
+    """When a mode does not start and another one was proven, that one is started again."""
+    mode = proven_mode(plan)
+    if mode is None or mode == spec.mode:
+        return failed
+    proven = plan.spec(mode)
+    plan.say(f"service: {spec.name} does not start; starting {proven.name} again, which was proven")
+    try:
+        bring_up(plan, proven, [plan.supervisor.start(proven.name)])
+    except StepFailed as again:
+        return StepFailed(f"{failed}\nAlso: {proven.name} did not come back: {again}", failed.log)
+    what = str(failed).replace("it is stopped now", f"{proven.name} is up again", 1)
+    return StepFailed(what, failed.log)
+
+
+def prepare(plan: Plan, *specs: LaunchSpec) -> None:
+    """Folders, user, key and files of one or more modes. All of it is safe to repeat. Raises StepFailed."""
+    layout = plan.layout
+    lines = [
+        "set -e",
+        "umask 022",
+        f"mkdir -p {quote(layout.run)}/programs {quote(layout.run)}/starts {quote(layout.logs)}",
+        f"chown root: {quote(layout.logs)} 2>/dev/null || :",
+    ]
+    for spec in specs:
+        folders = [value for name, value in spec.env if name in layout.caches() or name == "HOME"]
+        lines += [f"mkdir -p {quote(folder)}" for folder in folders]
+    spec = specs[0]
+    if spec.user:
+        user = quote(spec.user)
+        lines.append(
+            f"id -u {user} >/dev/null 2>&1 || {{ useradd --system --user-group --no-create-home"
+            f" --home-dir {quote(layout.root + '/cache/home')} --shell /usr/sbin/nologin {user}"
+            f" && : >{quote(layout.run)}/made-user; }}"
+        )
+        lines.append(f"chown -R {user}: " + " ".join(quote(path) for path in spec.writable))
+        # GPU device nodes are world-readable or of these groups, where they exist
+        lines.append(
+            f"for g in video render; do ! getent group $g >/dev/null || usermod -a -G $g {user}; done"
+        )
+    if spec.key_file:
+        key = quote(spec.key_file)
+        # systemd hands it over as a credential; elsewhere the wrapper, already the service user, reads it
+        reader = spec.user if plan.supervisor.name == "supervisord" else None
+        owner = f"chown {quote(reader)} {key}" if reader else ":"
+        lines.append(
+            f"if [ ! -s {key} ]; then (umask 077; od -An -N24 -tx1 /dev/urandom"
+            f" | tr -d ' \\n' >{key}.new) && mv {key}.new {key}; fi; chmod 600 {key}; {owner}"
+        )
+    files = {path: text for spec in specs for path, text in files_of(plan, spec).items()}
+    lines += [write_file(path, text) for path, text in {**files, **plan.supervisor.helpers()}.items()]
+    done = plan.remote.run("\n".join(lines), timeout=300)
+    if not done.ok:
+        raise StepFailed(f"cannot prepare the service: {done.stderr.strip() or done.stdout.strip()}")
+
+
+def port_is_ours(plan: Plan, spec: LaunchSpec) -> None:
+    """A stranger on the port is named, where the host lets us see it. Raises StepFailed."""
+    listeners = plan.facts.net.listening(spec.port)
+    if not listeners or any(state.running or not state.settled for state in plan.services.values()):
+        return
+    owners = plan.facts.net.owners.get(spec.port, ())
+    who = ", ".join(f"process {owner.pid} ({owner.argv or owner.name})" for owner in owners)
+    raise StepFailed(
+        f"port {spec.port} is taken by {who or 'a process of another user'}\n"
+        "Fix: stop that process, or serve on another port: --data port=ANOTHER"
+    )
 
 
 def look_ready(plan: Plan, spec: LaunchSpec) -> dict[str, Any]:
@@ -154,6 +220,7 @@ def look_ready(plan: Plan, spec: LaunchSpec) -> dict[str, Any]:
         "model": spec.model_name,
         "key_file": spec.key_file,
         "timeout": PROBE_SECONDS,
+        "pid": plan.services[spec.name].pid,
     }
     answer = plan.remote.run(
         # sent along, so that a host of an earlier version can be asked too
@@ -166,78 +233,18 @@ def look_ready(plan: Plan, spec: LaunchSpec) -> dict[str, Any]:
     except ValueError:
         result = None
     if not isinstance(result, dict):
-        return {"ready": False, "stage": "down", "why": answer.stderr.strip()[-300:] or "no answer"}
+        return {"ready": False, "stage": "error", "why": answer.stderr.strip()[-300:] or "no answer"}
     return result
 
 
 def tail(plan: Plan, spec: LaunchSpec, lines: int) -> list[str]:
     """The last lines of the engine's log."""
-    script = plan.supervisor.logs(spec.name, spec.log, lines, False)
     # The log may hold any bytes, and foreign bytes in output can hang the reader.
     answer = plan.remote.run(
-        f"{{ {script}; }} 2>&1 | tr -d '\\000-\\010\\013-\\037\\177' | tr '\\200-\\377' '?'"
+        f"{{ {log_script(plan, spec, lines)}; }} 2>&1 | tr '\\r' '\\n'"
+        " | tr -d '\\000-\\010\\013-\\037\\177' | tr '\\200-\\377' '?'"
     )
     return log_lines(answer.stdout, lines)
-
-
-def wait_ready(plan: Plan, spec: LaunchSpec) -> float:
-    """Wait for a token, with progress. Returns seconds.
-
-    Raises StepFailed when the engine dies for good or the recipe's deadline passes.
-    """
-    began = shown = time.monotonic()
-    names = plan.service_names
-    first_restarts: int | None = None
-    seen_down = 0
-    while True:
-        elapsed = time.monotonic() - began
-        try:
-            status = plan.supervisor.parse_status(
-                plan.remote.run(plan.supervisor.status(names)).stdout, names
-            )[spec.name]
-            answer = (
-                look_ready(plan, spec)
-                if status.running
-                else {"ready": False, "stage": "down", "why": status.state}
-            )
-        except LostHost as lost:
-            plan.say(f"service: connection lost ({lost}); the engine goes on, connecting again")
-            time.sleep(3)
-            if elapsed > spec.ready_seconds:
-                raise
-            try:
-                plan.remote.reconnect()
-            except LostHost:
-                time.sleep(5)
-            continue
-        if answer["ready"]:
-            return round(time.monotonic() - began, 1)
-        if first_restarts is None:
-            first_restarts = status.restarts or 0
-        crashes = (status.restarts or 0) - first_restarts
-        seen_down = (
-            seen_down + 1 if not status.running and status.state not in ("auto-restart", "BACKOFF") else 0
-        )
-        why = None
-        if status.gave_up or seen_down >= 3:
-            why = f"the engine ends as soon as it starts (state: {status.state})"
-        elif crashes >= 3:
-            why = f"the engine has crashed {crashes} times while starting"
-        elif elapsed > spec.ready_seconds:
-            why = f"no token within {in_time(spec.ready_seconds)} ({answer['why'] or status.state})"
-        if why:
-            log = tail(plan, spec, 25)
-            plan.remote.run(plan.supervisor.stop(spec.name), timeout=spec.stop_seconds + 60)
-            raise StepFailed(
-                f"{why}; it is stopped now\nFix: read the log lines above, all of it with: "
-                f"rackwright logs INVENTORY --limit {plan.name}",
-                log,
-            )
-        if time.monotonic() - shown >= SHOW_SECONDS:
-            shown = time.monotonic()
-            last = tail(plan, spec, 1)
-            plan.say(f"service: {in_time(elapsed)}: {answer['stage']}: {(last or [''])[-1][:140]}")
-        time.sleep(1 if elapsed < 20 else 3)
 
 
 def stop_service(plan: Plan) -> bool:
@@ -251,7 +258,3 @@ def stop_service(plan: Plan) -> bool:
         if not done.ok:
             raise Stop(f"{name} cannot be stopped: {done.stderr.strip() or done.stdout.strip()}")
     return ran
-
-
-def _sha(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()

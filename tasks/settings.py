@@ -37,7 +37,7 @@ class Settings(BaseModel):
     root: str = "/opt/rackwright"
     model_root: str | None = None
     route: Route | None = None
-    mode: str = "eager"
+    mode: str | None = None
     bind: str = "127.0.0.1"
     port: Port = 8000
     api_key: bool = True

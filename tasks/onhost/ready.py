@@ -1,19 +1,24 @@
 """One look at whether an engine is up: ready means that a token came out, not that /health says 200.
 
-    ready.py < request.json      {"base_url", "model", "key_file", "timeout"}
+    ready.py < request.json      {"base_url", "model", "key_file", "timeout", "pid"}
 
-Prints one JSON document: {"ready": bool, "stage": "down|listening|models|token", "why": str,
-"seconds": float}. Exit code 0 whether ready or not; the caller decides. Standard library, Python >= 3.8.
+`pid` is the engine's, as its supervisor names it: an answer from another process on the port is no answer.
+Prints one JSON document: {"ready": bool, "stage": str, "why": str, "seconds": float}; stage is `closed`
+(nothing listens), `stranger` (another process has the port), `key` (the key is refused), `model` (another
+model), `error` or `token`. Exit code 0 whether ready or not; the caller decides. Standard library,
+Python >= 3.8.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 import urllib.error
 import urllib.request
-from typing import Any
+from typing import Any, Iterator
+from urllib.parse import urlsplit
 
 
 def call(url: str, body: Any, key: str | None, timeout: float) -> Any:
@@ -29,34 +34,125 @@ def call(url: str, body: Any, key: str | None, timeout: float) -> Any:
 
 
 def look(request: dict[str, Any]) -> dict[str, Any]:
-    """Ask for the model list, then for one token."""
+    """Whose port is it? Then the model list, then one token."""
+    began = time.monotonic()
+    found = _look(request)
+    found["seconds"] = round(time.monotonic() - began, 3)
+    return found
+
+
+def _look(request: dict[str, Any]) -> dict[str, Any]:
     base, model, timeout = request["base_url"], request["model"], float(request.get("timeout", 60))
+    port = urlsplit(base).port or 80
+    if request.get("pid"):
+        others = strangers(port, int(request["pid"]))
+        if others:
+            return _no("stranger", "port %d is taken by %s" % (port, " and ".join(others)))
     key = None
     if request.get("key_file"):
         try:
-            key = open(request["key_file"]).read().strip()
+            with open(request["key_file"], encoding="utf-8") as file:
+                key = file.read().strip()
         except OSError as error:
-            return {"ready": False, "stage": "down", "why": "cannot read the key file: %s" % error}
-    stage = "down"
+            return _no("key", "cannot read the key file: %s" % error)
+    stage = "error"
     try:
         names = [item.get("id") for item in call(base + "/v1/models", None, key, min(timeout, 10))["data"]]
-        stage = "models"
         if model not in names:
-            return {"ready": False, "stage": stage, "why": "serves %s, not %s" % (", ".join(map(str, names)), model)}
-        body = {"model": model, "messages": [{"role": "user", "content": "1"}], "max_tokens": 1, "temperature": 0}
+            return _no("model", "it serves %s, not %s" % (", ".join(map(str, names)), model))
+        body = {
+            "model": model,
+            "messages": [{"role": "user", "content": "1"}],
+            "max_tokens": 1,
+            "temperature": 0,
+        }
         answer = call(base + "/v1/chat/completions", body, key, timeout)
         if answer["usage"]["completion_tokens"] < 1:
-            return {"ready": False, "stage": stage, "why": "the completion has no token"}
+            return _no(stage, "the completion has no token")
         return {"ready": True, "stage": "token", "why": ""}
     except urllib.error.HTTPError as error:
-        detail = error.read(300).decode("utf-8", "replace")
-        return {"ready": False, "stage": "listening", "why": "HTTP %d: %s" % (error.code, detail)}
+        detail = error.read(300).decode("utf-8", "replace").strip()
+        if error.code == 401:
+            return _no("key", "it refuses the key of %s" % request.get("key_file"))
+        return _no(stage, "HTTP %d: %s" % (error.code, detail))
+    except urllib.error.URLError as error:
+        if isinstance(error.reason, ConnectionRefusedError):
+            return _no("closed", "nothing listens on port %d" % port)
+        return _no(stage, str(error.reason))
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
-        return {"ready": False, "stage": stage, "why": "%s: %s" % (type(error).__name__, error)}
+        return _no(stage, "%s: %s" % (type(error).__name__, error))
+
+
+def _no(stage: str, why: str) -> dict[str, Any]:
+    return {"ready": False, "stage": stage, "why": why}
+
+
+# --- whose port ---
+
+
+def strangers(port: int, pid: int) -> list[str]:
+    """Processes that listen on the port and are not `pid` or of its making; [] where that cannot be seen."""
+    owners = listeners(port)
+    if any(is_within(owner, pid) for owner in owners):
+        return []
+    return ["process %d (%s)" % (owner, command_of(owner)) for owner in owners]
+
+
+def listeners(port: int) -> list[int]:
+    """Processes that listen on a TCP port (Linux, proc(5))."""
+    sockets = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            with open(table, encoding="ascii") as file:
+                rows = [line.split() for line in file.readlines()[1:]]
+        except OSError:
+            continue
+        mine = [row for row in rows if row[3] == "0A" and int(row[1].rsplit(":", 1)[1], 16) == port]
+        sockets |= {"socket:[%s]" % row[9] for row in mine}
+    if not sockets:
+        return []
+    return [int(pid) for pid in filter(str.isdigit, os.listdir("/proc")) if sockets.intersection(_open(pid))]
+
+
+def _open(pid: str) -> Iterator[str]:
+    folder = "/proc/%s/fd" % pid
+    try:
+        for name in os.listdir(folder):
+            try:
+                yield os.readlink("%s/%s" % (folder, name))
+            except OSError:  # closed in the meantime
+                continue
+    except OSError:  # ended, or another user's
+        return
+
+
+def is_within(pid: int, root: int) -> bool:
+    """Whether `pid` is `root`, descends from it, or is of its process group."""
+    try:
+        if os.getpgid(pid) == os.getpgid(root):
+            return True
+    except OSError:
+        pass
+    for _ in range(64):
+        if pid == root:
+            return True
+        try:
+            with open("/proc/%d/stat" % pid, encoding="utf-8", errors="replace") as file:
+                pid = int(file.read().rsplit(")", 1)[1].split()[1])
+        except (OSError, ValueError, IndexError):
+            return False
+    return False
+
+
+def command_of(pid: int) -> str:
+    """The first words of a process's command line; no more, for arguments may hold secrets."""
+    try:
+        with open("/proc/%d/cmdline" % pid, "rb") as file:
+            words = file.read().decode("utf-8", "replace").split("\0")
+    except OSError:
+        return "?"
+    return " ".join(word for word in words[:3] if word) or "?"
 
 
 if __name__ == "__main__":
-    began = time.monotonic()
-    result = look(json.load(sys.stdin))
-    result["seconds"] = round(time.monotonic() - began, 3)
-    print(json.dumps(result))
+    print(json.dumps(look(json.load(sys.stdin))))

@@ -1,13 +1,14 @@
 """Speaks to supervisord for rackwright; runs in the tools env, where the package `supervisor` is.
 
-    sv.py RUN install NAME    start supervisord if it does not run; read changed programs; start none;
-                              NAME is what `up` starts from now on
-    sv.py RUN up              start supervisord and the installed program (after a reboot of the instance)
+    sv.py RUN reload          start supervisord if it does not run; read new and changed programs; start none
+    sv.py RUN boot NAME       NAME is what `up` starts from now on
+    sv.py RUN up              start supervisord and that program (after a reboot of the instance)
     sv.py RUN start NAME      start a program (rivals of this supervisord are stopped first)
-    sv.py RUN stop NAME       stop a program and wait until its process group is gone
-    sv.py RUN status          print a JSON list: name, state, pid, start, restarts
+    sv.py RUN stop NAME       stop a program and wait until all its processes are gone
+    sv.py RUN status          print a JSON list: name, state, pid, start, restarts, boot
     sv.py RUN shutdown        stop everything and supervisord itself
 
+RUN is the folder with supervisord.conf. Processes that a killed supervisord left behind are found and ended.
 `supervisorctl start` waits for `startsecs`, which is long here on purpose: so the XML-RPC interface.
 """
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -24,8 +26,12 @@ from collections.abc import Callable
 from typing import Any
 
 # Of the shell that starts supervisord: these must not reach the engine.
-STRAY = re.compile(r"^(PYTHON|PIP_|UV_|VIRTUAL_ENV|CONDA_|VLLM_|HF_|AWS_|MODELSCOPE_|[A-Z_]*(TOKEN|SECRET|PASSWORD))")
-STOP_SECONDS = 180
+STRAY = re.compile(
+    r"^(PYTHON|PIP_|UV_|VIRTUAL_ENV|CONDA_|VLLM_|HF_|AWS_|MODELSCOPE_|[A-Z_]*(TOKEN|SECRET|PASSWORD))"
+)
+STOP_SECONDS = 900  # supervisord itself ends the wait earlier: stopwaitsecs, then SIGKILL
+LEFTOVER_SECONDS = 5
+ENDED = ("STOPPED", "EXITED", "FATAL")
 
 
 def server(run: str) -> Any:
@@ -44,23 +50,104 @@ def answers(run: str) -> bool:
         return False
 
 
+# --- processes (proc(5)) ---
+
+
+def processes() -> dict[int, tuple[int, int, str]]:
+    """Living processes: pid -> process group, session, name of the supervisord program that it belongs to."""
+    found = {}
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        try:
+            with open("/proc/%s/stat" % entry, encoding="utf-8", errors="replace") as file:
+                fields = file.read().rsplit(")", 1)[1].split()
+        except OSError:
+            continue
+        if fields[0] != "Z":
+            found[int(entry)] = (int(fields[2]), int(fields[3]), program_of(entry))
+    return found
+
+
+def program_of(pid: str) -> str:
+    """`RUN:NAME` from what supervisord puts into the environment; a process may have overwritten it."""
+    try:
+        with open("/proc/%s/environ" % pid, "rb") as file:
+            pairs = file.read().decode("utf-8", "replace").split("\0")
+    except OSError:
+        return ""
+    env = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
+    url = env.get("SUPERVISOR_SERVER_URL", "")
+    return "%s:%s" % (url[len("unix://") :], env.get("SUPERVISOR_PROCESS_NAME", "")) if url else ""
+
+
 def running_pid(run: str) -> int | None:
     """The pid of a supervisord that was started with this configuration, or None."""
+    pid = recorded_pid(run)
     try:
-        pid = int(open(run + "/supervisord.pid").read())
-        command = open("/proc/%d/cmdline" % pid, "rb").read().decode("utf-8", "replace")
-    except (OSError, ValueError):
+        with open("/proc/%d/cmdline" % (pid or 0), "rb") as file:
+            command = file.read().decode("utf-8", "replace")
+    except OSError:
         return None
     return pid if run + "/supervisord.conf" in command else None
 
 
+def recorded_pid(run: str) -> int | None:
+    """What the pid file says, whether or not that process lives."""
+    try:
+        with open(run + "/supervisord.pid", encoding="ascii") as file:
+            return int(file.read())
+    except (OSError, ValueError):
+        return None
+
+
+def orphans(run: str) -> dict[int, str]:
+    """Processes of programs whose supervisord is dead: pid -> program name ("" where it cannot be told).
+
+    supervisord leads a session of its own, and its programs stay in it; the kernel gives a session's number
+    to no new process while one of it lives.
+    """
+    if running_pid(run) is not None:
+        return {}
+    living = processes()
+    dead = recorded_pid(run)
+    mine = "%s/supervisor.sock:" % run
+    found = {}
+    for pid, (_, session, program) in living.items():
+        if pid == os.getpid():
+            continue
+        if program.startswith(mine):
+            found[pid] = program[len(mine) :]
+        elif dead is not None and session == dead and dead not in living:
+            found[pid] = ""
+    return found
+
+
+def end_all(pids: Any, seconds: float) -> None:
+    """TERM, then KILL what is left."""
+    for number, patience in ((signal.SIGTERM, seconds), (signal.SIGKILL, LEFTOVER_SECONDS)):
+        for pid in pids:
+            try:
+                os.kill(pid, number)
+            except OSError:
+                continue
+        if wait(lambda: not set(pids) & set(processes()), patience):
+            return
+
+
+# --- supervisord ---
+
+
 def boot(run: str) -> None:
     """Start supervisord, with an environment that has nothing of the caller's own."""
-    pid = running_pid(run)
-    if pid is not None and not answers(run):
+    if running_pid(run) is not None and not answers(run):
         wait(lambda: answers(run) or running_pid(run) is None, 15)
     if answers(run):
         return
+    left = orphans(run)
+    if left:
+        sys.stderr.write("ending %d processes that a killed supervisord left\n" % len(left))
+        end_all(left, 30)
     env = {name: value for name, value in os.environ.items() if not STRAY.match(name)}
     command = [os.path.join(os.path.dirname(sys.executable), "supervisord"), "-c", run + "/supervisord.conf"]
     done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd=run)
@@ -84,17 +171,23 @@ def states(proxy: Any) -> dict[str, Any]:
 
 
 def stop(proxy: Any, name: str) -> None:
-    """Stop one program; nothing to do when it does not run."""
+    """Stop one program; nothing to do when it does not run. What its processes leave behind is ended too."""
     item = states(proxy).get(name)
-    if item is None or item["statename"] in ("STOPPED", "EXITED", "FATAL"):
+    if item is None:
         return
-    try:
-        proxy.stopProcess(name, False)
-    except xmlrpc.client.Fault as fault:
-        if "NOT_RUNNING" not in fault.faultString:
-            raise
-    if not wait(lambda: states(proxy)[name]["statename"] in ("STOPPED", "EXITED", "FATAL"), STOP_SECONDS):
-        sys.exit("%s did not stop within %d s" % (name, STOP_SECONDS))
+    group = int(item["pid"])
+    if item["statename"] not in ENDED:
+        try:
+            proxy.stopProcess(name, False)
+        except xmlrpc.client.Fault as fault:
+            if "NOT_RUNNING" not in fault.faultString:
+                raise
+        if not wait(lambda: states(proxy)[name]["statename"] in ENDED, STOP_SECONDS):
+            sys.exit("%s did not stop within %d s" % (name, STOP_SECONDS))
+    # workers of an engine whose first process ended at once may live on and hold GPU memory
+    left = [pid for pid, (pgrp, _, _) in processes().items() if group and pgrp == group]
+    if left and not wait(lambda: not set(left) & set(processes()), LEFTOVER_SECONDS):
+        end_all(left, 0)
 
 
 def reread(proxy: Any) -> None:
@@ -109,56 +202,64 @@ def reread(proxy: Any) -> None:
 
 
 def restarts(run: str, name: str) -> int | None:
-    """How often supervisord spawned the program since its first start, less one."""
+    """How often supervisord spawned the program since its log began, less one."""
     try:
-        log = open(run + "/../logs/supervisord.log", errors="replace").read()
+        with open(run + "/../logs/supervisord.log", errors="replace", encoding="utf-8") as file:
+            return max(0, file.read().count("spawned: '%s' with pid" % name) - 1)
     except OSError:
         return None
-    return max(0, log.count("spawned: '%s' with pid" % name) - 1)
+
+
+def booted(run: str) -> str:
+    """The program that `up` starts."""
+    try:
+        with open(run + "/boot", encoding="utf-8") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def status(run: str) -> list[dict[str, Any]]:
+    """How the programs stand; ORPHAN is an engine that runs without its supervisord."""
+    chosen = booted(run)
+    if not answers(run):
+        names = sorted(set(orphans(run).values()) - {""})
+        return [{"name": name, "state": "ORPHAN", "pid": None, "boot": name == chosen} for name in names]
+    return [
+        {
+            "name": item["name"],
+            "state": item["statename"],
+            "pid": item["pid"],
+            "start": item["start"],
+            "restarts": restarts(run, item["name"]),
+            "boot": item["name"] == chosen,
+        }
+        for item in states(server(run)).values()
+    ]
 
 
 def main(argv: list[str]) -> None:
     """Do one verb."""
     run, verb, name = argv[0], argv[1], argv[2] if len(argv) > 2 else ""
+    if verb == "up":
+        verb, name = "start", booted(run)
+        if not name:
+            sys.exit("no program is installed in " + run)
     if verb == "status":
-        if not answers(run):
-            print("[]")
-            return
-        print(
-            json.dumps(
-                [
-                    {
-                        "name": item["name"],
-                        "state": item["statename"],
-                        "pid": item["pid"],
-                        "start": item["start"],
-                        "restarts": restarts(run, item["name"]),
-                    }
-                    for item in states(server(run)).values()
-                ]
-            )
-        )
-        return
-    if verb == "shutdown":
-        if answers(run):
-            server(run).shutdown()
-        if not wait(lambda: running_pid(run) is None, STOP_SECONDS):
-            sys.exit("supervisord did not end within %d s" % STOP_SECONDS)
-        return
-    if verb == "install":
-        boot(run)
-        reread(server(run))
-        with open(run + "/boot.new", "w") as file:
+        print(json.dumps(status(run)))
+    elif verb == "boot":
+        with open(run + "/boot.new", "w", encoding="utf-8") as file:
             file.write(name + "\n")
         os.replace(run + "/boot.new", run + "/boot")
-        return
-    if verb == "up":
-        verb, name = "start", open(run + "/boot").read().strip()
-    if verb == "stop":
+    elif verb == "reload":
+        boot(run)
+        reread(server(run))
+    elif verb == "stop":
         if answers(run):
             stop(server(run), name)
-        return
-    if verb == "start":
+        else:
+            end_all([pid for pid, program in orphans(run).items() if program in ("", name)], 60)
+    elif verb == "start":
         boot(run)
         proxy = server(run)
         reread(proxy)
@@ -167,8 +268,16 @@ def main(argv: list[str]) -> None:
                 stop(proxy, other)
         if states(proxy)[name]["statename"] not in ("STARTING", "RUNNING", "BACKOFF"):
             proxy.startProcess(name, False)
-        return
-    sys.exit("unknown verb " + verb)
+    elif verb == "shutdown":
+        if answers(run):
+            for name in states(server(run)):
+                stop(server(run), name)
+            server(run).shutdown()
+        if not wait(lambda: running_pid(run) is None, STOP_SECONDS):
+            sys.exit("supervisord did not end within %d s" % STOP_SECONDS)
+        end_all(orphans(run), 30)
+    else:
+        sys.exit("unknown verb " + verb)
 
 
 if __name__ == "__main__":

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from tasks.supervisors.base import ServiceState, Supervisor
 from tasks.supervisors.supervisord import Supervisord
-from tasks.supervisors.systemd import Systemd
+from tasks.supervisors.systemd import Systemd, version_in
 
-__all__ = ["ServiceState", "Supervisor", "Supervisord", "Systemd", "choose"]
+__all__ = ["ServiceState", "Supervisor", "Supervisord", "Systemd", "choose", "version_in"]
 
 
 def choose(wanted: str, *, systemd: bool, privileged: bool, lingering: bool) -> tuple[str, str]:

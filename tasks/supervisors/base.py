@@ -8,18 +8,20 @@ from typing import Any, Protocol
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from tasks.launch import LaunchSpec
+from tasks.onhost import service_state
 from tasks.paths import TEMPLATES
 
-# A crash loop ends after this many starts in this time; each try costs minutes of loading.
+# A crash loop ends after so many starts that did not get as far as being ready.
 LIMIT_STARTS = 5
-LIMIT_SECONDS = 600
+SHORTEST_START = 600
 
 
 @dataclass(frozen=True)
 class ServiceState:
     """How one mode's service stands.
 
-    `pid` is the engine's; `since` is Unix seconds; `identity` tells one start of it from another.
+    `pid` is the engine's; `since` is Unix seconds; `identity` tells one start of it from another;
+    `at_boot` says that it starts when the host does.
     """
 
     installed: bool
@@ -29,14 +31,20 @@ class ServiceState:
     restarts: int | None = None
     since: int | None = None
     identity: str | None = None
+    at_boot: bool = False
 
     @property
     def gave_up(self) -> bool:
         """The supervisor stopped trying to start it."""
-        return self.state in ("failed", "FATAL")
+        return self.state in service_state.GAVE_UP
+
+    @property
+    def settled(self) -> bool:
+        """It does not run, and nobody will start it by itself."""
+        return self.state in service_state.SETTLED
 
 
-ABSENT = ServiceState(installed=False, state="absent", running=False)
+ABSENT = ServiceState(**service_state.ABSENT)
 
 
 class Supervisor(Protocol):
@@ -45,15 +53,26 @@ class Supervisor(Protocol):
     name: str
 
     def files(self, spec: LaunchSpec, others: tuple[str, ...]) -> dict[str, str]:
-        """Path -> content of what has to be in place for `spec`; `others` are its rival modes."""
+        """Path -> content of what has to be in place for `spec`; `others` are its rival modes.
+
+        A change of it restarts the engine.
+        """
         ...
 
-    def install(self, spec: LaunchSpec) -> str:
-        """Make the supervisor know the files and start `spec` at boot, not its rivals; starts nothing."""
+    def helpers(self) -> dict[str, str]:
+        """Path -> content of more files; a change of them restarts nothing."""
+        ...
+
+    def reload(self) -> str:
+        """Make the supervisor know changed files; starts nothing."""
+        ...
+
+    def at_boot(self, name: str, others: tuple[str, ...]) -> str:
+        """From now on `name` starts with the host, and `others` do not."""
         ...
 
     def start(self, name: str) -> str:
-        """Start a service by name; does not wait until it is ready."""
+        """Start a service by name, after its rivals have stopped; does not wait until it is ready."""
         ...
 
     def stop(self, name: str) -> str:
@@ -75,6 +94,11 @@ class Supervisor(Protocol):
     def remove(self, names: tuple[str, ...]) -> str:
         """Stop the services and take away what `files` put outside the root."""
         ...
+
+
+def start_seconds(spec: LaunchSpec) -> int:
+    """How long a start may take; a crash before that counts as one that did not get ready."""
+    return max(SHORTEST_START, spec.ready_seconds)
 
 
 def template(name: str, **context: Any) -> str:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 
 from tasks.launch import LaunchSpec
+from tasks.onhost import service_state
+from tasks.paths import ONHOST
 from tasks.remote import quote
 from tasks.settings import Layout
-from tasks.supervisors.base import ABSENT, LIMIT_SECONDS, LIMIT_STARTS, ServiceState, template
+from tasks.supervisors.base import LIMIT_STARTS, ServiceState, start_seconds, template
+
+SV = (ONHOST / "sv.py").read_text("utf-8")
 
 
 class Supervisord:
@@ -16,18 +19,21 @@ class Supervisord:
 
     name = "supervisord"
 
-    def __init__(self, layout: Layout, lib: str, instance: str) -> None:
+    def __init__(self, layout: Layout, instance: str) -> None:
         self._layout = layout
         self._instance = instance
-        self._sv = f"{quote(layout.tools + '/bin/python')} {quote(lib + '/sv.py')} {quote(layout.run)}"
+        self._python = quote(layout.tools + "/bin/python")
+        self._sv = f"{self._python} {quote(layout.run + '/sv.py')} {quote(layout.run)}"
 
     def files(self, spec: LaunchSpec, others: tuple[str, ...]) -> dict[str, str]:
         """supervisord's own configuration and the program of `spec`."""
-        env = dict(spec.env)
+        env = {
+            **dict(spec.env),
+            **spec.wrapper_env,
+            "RACKWRIGHT_GROUP": f"{self._layout.tmp}/{spec.name}.group",
+        }
         if spec.key_file:
             env["RACKWRIGHT_KEY_FILE"] = spec.key_file
-        if spec.unset:
-            env["RACKWRIGHT_UNSET"] = " ".join(spec.unset)
         if spec.user:
             env["USER"] = spec.user
         run = self._layout.run
@@ -40,14 +46,27 @@ class Supervisord:
                 spec=spec,
                 command=" ".join(_percent(shlex.quote(word)) for word in spec.command),
                 environment=",".join(f"{name}={_value(value)}" for name, value in sorted(env.items())),
-                limit_seconds=LIMIT_SECONDS,
+                start_seconds=start_seconds(spec),
                 limit_starts=LIMIT_STARTS,
             ),
         }
 
-    def install(self, spec: LaunchSpec) -> str:
-        """Start supervisord where it does not run yet, and make it read the files; starts no engine."""
-        return f"{self._sv} install {quote(spec.name)}"
+    def helpers(self) -> dict[str, str]:
+        """What speaks to supervisord, and what a boot command calls: `sh <root>/run/up.sh`."""
+        run = self._layout.run
+        line = f"exec {self._sv} up"
+        return {
+            f"{run}/sv.py": SV,
+            f"{run}/up.sh": f"#!/bin/sh\n# Starts the mode that was proven last.\n{line}\n",
+        }
+
+    def reload(self) -> str:
+        """Start supervisord where it does not run yet, and make it read the files."""
+        return f"{self._sv} reload"
+
+    def at_boot(self, name: str, others: tuple[str, ...]) -> str:
+        """`sv.py up` starts this program from now on."""
+        return f"{self._sv} boot {quote(name)}"
 
     def start(self, name: str) -> str:
         """Start a program, after its rivals of this instance have stopped."""
@@ -58,17 +77,13 @@ class Supervisord:
         return f"{self._sv} stop {quote(name)}"
 
     def status(self, names: tuple[str, ...]) -> str:
-        """Print JSON about the programs; prints `[]` where supervisord does not run."""
-        python = quote(self._layout.tools + "/bin/python")
-        return f"if [ -x {python} ]; then {self._sv} status; else echo '[]'; fi"
+        """Print JSON about the programs; prints `[]` where there is no supervisord."""
+        return f"if [ -x {self._python} ]; then {self._sv} status; else echo '[]'; fi"
 
     def parse_status(self, text: str, names: tuple[str, ...]) -> dict[str, ServiceState]:
         """States from `sv.py status`."""
-        try:
-            programs = {item["name"]: item for item in json.loads(text.strip() or "[]")}
-        except (ValueError, TypeError, KeyError):
-            programs = {}
-        return {name: _state(programs[name]) if name in programs else ABSENT for name in names}
+        found = service_state.parse_supervisord(text, names)
+        return {name: ServiceState(**fields) for name, fields in found.items()}
 
     def logs(self, spec_name: str, log: str, lines: int, follow: bool) -> str:
         """The engine's log file."""
@@ -76,23 +91,7 @@ class Supervisord:
 
     def remove(self, names: tuple[str, ...]) -> str:
         """Stop everything and supervisord itself; its files lie under the root."""
-        python = quote(self._layout.tools + "/bin/python")
-        return f"if [ -x {python} ]; then {self._sv} shutdown; fi"
-
-
-def _state(item: dict[str, object]) -> ServiceState:
-    state = str(item.get("state", "UNKNOWN"))
-    pid, restarts, since = item.get("pid"), item.get("restarts"), item.get("start")
-    running = state in ("STARTING", "RUNNING")
-    return ServiceState(
-        installed=True,
-        state=state,
-        running=running,
-        pid=pid if isinstance(pid, int) and pid else None,
-        restarts=restarts if isinstance(restarts, int) else None,
-        since=since if running and isinstance(since, int) and since else None,
-        identity=f"{pid}@{since}" if running and pid else None,
-    )
+        return f"if [ -x {self._python} ]; then {self._sv} shutdown; fi"
 
 
 def _percent(text: str) -> str:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from tasks.launch import LaunchSpec
+from tasks.onhost import service_state
 from tasks.remote import quote
-from tasks.supervisors.base import ABSENT, LIMIT_SECONDS, LIMIT_STARTS, ServiceState, template
+from tasks.supervisors.base import LIMIT_STARTS, ServiceState, start_seconds, template
 
-_PROPERTIES = "LoadState,ActiveState,SubState,MainPID,NRestarts,ActiveEnterTimestampMonotonic"
+_PROPERTIES = "LoadState,ActiveState,SubState,MainPID,NRestarts,ActiveEnterTimestampMonotonic,UnitFileState"
+# RestartSteps= came with systemd 254; older ones complain about it.
+STEPS_SINCE = 254
 
 
 class Systemd:
     """One unit a mode, in conflict with each other; the journal keeps the log."""
 
-    def __init__(self, *, user: bool = False, home: str = "") -> None:
+    def __init__(self, *, user: bool = False, home: str = "", version: int = 0) -> None:
         self.name = "systemd-user" if user else "systemd"
         self._user = user
+        self._version = version
         self._folder = f"{home}/.config/systemd/user" if user else "/etc/systemd/system"
         # sudo and ssh commands have no session of their own
         prefix = "XDG_RUNTIME_DIR=${XDG_RUNTIME_DIR:-/run/user/$(id -u)} " if user else ""
@@ -27,11 +31,10 @@ class Systemd:
 
     def files(self, spec: LaunchSpec, others: tuple[str, ...]) -> dict[str, str]:
         """The unit of `spec`."""
-        env = dict(spec.env)
+        env = {**dict(spec.env), **spec.wrapper_env}
         if self._user and spec.key_file:
             env["RACKWRIGHT_KEY_FILE"] = spec.key_file  # user managers cannot load credentials everywhere
-        if spec.unset:
-            env["RACKWRIGHT_UNSET"] = " ".join(spec.unset)
+        rivals = sorted(name for name in others if name != spec.name)
         return {
             self.unit_path(spec.name): template(
                 "systemd/engine.service.j2",
@@ -39,20 +42,37 @@ class Systemd:
                 env=sorted(env.items()),
                 key_file=None if self._user else spec.key_file,
                 system=not self._user,
-                conflicts=[name for name in others if name != spec.name],
+                conflicts=rivals,
+                # Without an order the rival would still be stopping while this one starts; one direction
+                # of each pair is enough, and both would be a cycle.
+                after=[name for name in rivals if name < spec.name],
+                steps=self._version >= STEPS_SINCE,
                 command=" ".join(systemd_word(word) for word in spec.command),
                 env_quote=lambda name, value: systemd_word(f"{name}={value}"),
                 inside_home=any(
                     path.startswith(("/home/", "/root/")) for path in (*spec.writable, *spec.readable)
                 ),
-                limit_seconds=LIMIT_SECONDS,
+                limit_seconds=LIMIT_STARTS * start_seconds(spec),
                 limit_starts=LIMIT_STARTS,
             )
         }
 
-    def install(self, spec: LaunchSpec) -> str:
-        """Reload units and enable this one at boot."""
-        return f"{self._ctl} daemon-reload && {self._ctl} enable --quiet {quote(spec.name + '.service')}"
+    def helpers(self) -> dict[str, str]:
+        """None."""
+        return {}
+
+    def reload(self) -> str:
+        """Read units anew."""
+        return f"{self._ctl} daemon-reload"
+
+    def at_boot(self, name: str, others: tuple[str, ...]) -> str:
+        """Enable one unit, then disable the others: killed in between, something still starts at boot."""
+        lines = [f"{self._ctl} enable --quiet {quote(name + '.service')}"]
+        for other in others:
+            if other != name:
+                path, unit = quote(self.unit_path(other)), quote(f"{other}.service")
+                lines.append(f"{{ [ ! -e {path} ] || {self._ctl} disable --quiet {unit}; }}")
+        return " && ".join(lines)
 
     def start(self, name: str) -> str:
         """Start the unit; its rivals stop by `Conflicts=`. A crash count of the past is forgotten."""
@@ -65,7 +85,7 @@ class Systemd:
         return f"! {self._ctl} cat {unit} >/dev/null 2>&1 || {self._ctl} stop {unit}"
 
     def status(self, names: tuple[str, ...]) -> str:
-        """Print the units' properties."""
+        """Print the units' properties, and systemd's version."""
         return (
             "; ".join(
                 f"echo unit={name}; {self._ctl} show {quote(name + '.service')}"
@@ -73,22 +93,13 @@ class Systemd:
                 for name in names
             )
             + "; echo now=$(date +%s); echo up=$(cut -d. -f1 /proc/uptime)"
+            + "; echo version=$(systemctl --version | sed -n '1s/[^ ]* \\([0-9]*\\).*/\\1/p')"
         )
 
     def parse_status(self, text: str, names: tuple[str, ...]) -> dict[str, ServiceState]:
         """States from `systemctl show`."""
-        blocks: dict[str, dict[str, str]] = {}
-        clock: dict[str, int] = {}
-        current: dict[str, str] = {}
-        for line in text.splitlines():
-            key, _, value = line.partition("=")
-            if key == "unit":
-                current = blocks.setdefault(value, {})
-            elif key in ("now", "up"):
-                clock[key] = int(value) if value.isdigit() else 0
-            else:
-                current[key] = value
-        return {name: _state(blocks.get(name, {}), clock) for name in names}
+        found = service_state.parse_systemd(text, names)
+        return {name: ServiceState(**fields) for name, fields in found.items()}
 
     def logs(self, spec_name: str, log: str, lines: int, follow: bool) -> str:
         """The journal of the unit, without its own prefix."""
@@ -105,26 +116,16 @@ class Systemd:
         return "; ".join(lines) + f"; {self._ctl} daemon-reload"
 
 
+def version_in(status: str) -> int:
+    """systemd's version, as `Systemd.status` printed it; 0 when it did not."""
+    for line in status.splitlines():
+        key, _, value = line.partition("=")
+        if key == "version" and value.isdigit():
+            return int(value)
+    return 0
+
+
 def systemd_word(word: str) -> str:
     """One word of a unit's command line or environment, quoted (systemd.service(5), "COMMAND LINES")."""
     escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
     return f'"{escaped}"'
-
-
-def _state(block: dict[str, str], clock: dict[str, int]) -> ServiceState:
-    if block.get("LoadState") != "loaded":
-        return ABSENT
-    active = block.get("ActiveState", "unknown")
-    pid = int(block.get("MainPID") or 0) or None
-    entered = int(block.get("ActiveEnterTimestampMonotonic") or 0) // 1_000_000
-    since = clock["now"] - (clock["up"] - entered) if entered and {"now", "up"} <= clock.keys() else None
-    sub = block.get("SubState", "")
-    return ServiceState(
-        installed=True,
-        state=sub if active == "activating" else active,
-        running=active in ("active", "activating") and pid is not None,
-        pid=pid,
-        restarts=int(block.get("NRestarts") or 0),
-        since=since if active == "active" else None,
-        identity=f"{pid}@{block.get('ActiveEnterTimestampMonotonic')}" if pid else None,
-    )

@@ -18,7 +18,7 @@ def wrong(**data: Any) -> list[str]:
 
 def test_defaults_serve_on_loopback_with_a_key() -> None:
     settings = settings_from({"recipe": "rehearsal-cpu"}, lambda key: "here")
-    assert (settings.bind, settings.api_key, settings.mode) == ("127.0.0.1", True, "eager")
+    assert (settings.bind, settings.api_key, settings.mode) == ("127.0.0.1", True, None)
 
 
 @pytest.mark.parametrize("port", [0, 70000, -1, "x"])

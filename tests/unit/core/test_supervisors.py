@@ -54,7 +54,7 @@ def test_the_key_is_in_no_argv_unit_or_program_only_its_file_is() -> None:
     assert "LoadCredential=api-key:/opt/rw/run/api-key" in unit(made)
     assert "--api-key" not in made.argv
     assert not any("KEY" in name for name, _ in made.env)
-    program = Supervisord(layout(), "/opt/rw/lib/1", "rackwright").files(made, NAMES)
+    program = Supervisord(layout(), "rackwright").files(made, NAMES)
     assert (
         'RACKWRIGHT_KEY_FILE="/opt/rw/run/api-key"'
         in program["/opt/rw/run/programs/rackwright-optimized.conf"]
@@ -76,7 +76,7 @@ def test_systemd_words_survive_quotes_percent_and_dollar() -> None:
 
 def test_a_supervisord_command_reads_back_as_the_same_argv() -> None:
     made = spec(argv=("/x/vllm", "serve", "--config", '{"a": "it\'s 50%"}'))
-    text = Supervisord(layout(), "/opt/rw/lib/1", "rackwright").files(made, NAMES)[
+    text = Supervisord(layout(), "rackwright").files(made, NAMES)[
         "/opt/rw/run/programs/rackwright-optimized.conf"
     ]
     parser = configparser.RawConfigParser(interpolation=None)
@@ -108,7 +108,7 @@ def test_a_unit_that_gave_up_says_so() -> None:
 
 def test_supervisord_states_are_read_and_damage_is_absence() -> None:
     item = {"name": "rackwright-eager", "state": "STARTING", "pid": 7, "start": 100, "restarts": 1}
-    supervisord = Supervisord(layout(), "/opt/rw/lib/1", "rackwright")
+    supervisord = Supervisord(layout(), "rackwright")
     states = supervisord.parse_status(json.dumps([item]), NAMES)
     assert (states["rackwright-eager"].running, states["rackwright-eager"].identity) == (True, "7@100")
     assert not states["rackwright-optimized"].installed

@@ -1,0 +1,69 @@
+#!/bin/sh
+# Starts the engine under any supervisor:  start-engine.sh PROGRAM [ARG...]
+#   - marks the start in the log, so that one start can be told from another
+#   - ends what a crash left of the start before (RACKWRIGHT_GROUP: a file that holds its process group)
+#   - waits until the GPUs have the memory that the engine will ask for (RACKWRIGHT_GPU_FREE: that share of
+#     it, for at most RACKWRIGHT_GPU_WAIT seconds); skipped where there is no nvidia-smi
+#   - puts the API key into the environment, never into argv, unit or log: it is systemd's credential
+#     "api-key" where there is one, else the file RACKWRIGHT_KEY_FILE, else there is none
+#   - drops the variables in RACKWRIGHT_UNSET
+set -eu
+echo "rackwright: start $(date +%s)"
+
+# Of all processes of a group, those that still live: their ids (field 5 of stat is the group, proc(5)).
+group_members() {
+    for stat in /proc/[0-9]*/stat; do
+        line=$(cat "$stat" 2>/dev/null) || continue
+        pid=${stat#/proc/}
+        set -- ${line##*) }
+        if [ "$3" = "$group" ] && [ "$1" != Z ]; then printf '%s ' "${pid%/stat}"; fi
+    done
+}
+
+if [ -n "${RACKWRIGHT_GROUP:-}" ]; then
+    group='' boot='' now=$(cat /proc/sys/kernel/random/boot_id 2>/dev/null || echo unknown)
+    [ ! -f "$RACKWRIGHT_GROUP" ] || read -r group boot <"$RACKWRIGHT_GROUP" || :
+    # A number is not given to a new process while a group of it lives; a leader of that number is a stranger.
+    if [ -n "$group" ] && [ "$boot" = "$now" ] && [ "$group" != "$$" ] && [ ! -e "/proc/$group" ]; then
+        left=$(group_members)
+        if [ -n "$left" ]; then
+            echo "rackwright: ending what the last start left: $left"
+            kill -KILL $left 2>/dev/null || :
+        fi
+    fi
+    echo "$$ $now" >"$RACKWRIGHT_GROUP"
+fi
+
+gpus_are_free() {
+    ids=${CUDA_VISIBLE_DEVICES:-}
+    case $ids in '' | *[!0-9,]*) ids='' ;; esac
+    # A driver that does not answer is the engine's to report, not ours to wait for.
+    used=$(timeout 20 nvidia-smi ${ids:+-i "$ids"} --query-gpu=memory.free,memory.total \
+        --format=csv,noheader,nounits 2>/dev/null) || return 0
+    printf '%s\n' "$used" | awk -F, -v share="$RACKWRIGHT_GPU_FREE" \
+        '$1 + 0 > 0 && $2 + 0 > 0 && $1 < share * $2 { held = 1 } END { exit held }'
+}
+
+if [ -n "${RACKWRIGHT_GPU_FREE:-}" ] && command -v nvidia-smi >/dev/null 2>&1; then
+    waited=0
+    while ! gpus_are_free; do
+        if [ $waited -ge "${RACKWRIGHT_GPU_WAIT:-90}" ]; then
+            echo "rackwright: GPU memory is still held after $waited s; starting all the same"
+            break
+        fi
+        [ $waited != 0 ] || echo "rackwright: waiting for GPU memory"
+        sleep 1
+        waited=$((waited + 1))
+    done
+fi
+
+key=${CREDENTIALS_DIRECTORY:+$CREDENTIALS_DIRECTORY/api-key}
+[ -n "$key" ] && [ -r "$key" ] || key=${RACKWRIGHT_KEY_FILE:-}
+if [ -n "$key" ]; then
+    VLLM_API_KEY=$(cat "$key")
+    [ -n "$VLLM_API_KEY" ] || { echo "rackwright: the key file $key is empty" >&2; exit 1; }
+    export VLLM_API_KEY
+fi
+for name in ${RACKWRIGHT_UNSET:-}; do unset "$name"; done
+unset RACKWRIGHT_KEY_FILE RACKWRIGHT_UNSET RACKWRIGHT_GROUP RACKWRIGHT_GPU_FREE RACKWRIGHT_GPU_WAIT
+exec "$@"
