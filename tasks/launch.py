@@ -58,8 +58,8 @@ class LaunchSpec:
 
     @property
     def digest(self) -> str:
-        """What makes two starts of the engine the same."""
-        return digest_of(asdict(self))
+        """What makes two starts of the engine the same; how long one waits for it does not."""
+        return digest_of({**asdict(self), "ready_seconds": None})
 
     @property
     def base_url(self) -> str:

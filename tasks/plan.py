@@ -55,6 +55,7 @@ class Plan:
         self.remote = Remote(host)
         self.dirty = False
         self.failed = False
+        self.jobs_used: list[str] = []
         self.facts: HostFacts = HostFacts()
         self.state: HostState = HostState()
         self.services: dict[str, ServiceState] = {}

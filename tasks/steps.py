@@ -106,7 +106,10 @@ def _run(state: Any, host: Any, work: Step) -> bool:
         seconds = round(time.monotonic() - began, 1)
         if done.receipt:
             receipt = Receipt(work.name, work.digest(), seconds, done.detail, done.artifacts, done.paths)
-            written = plan.remote.run(receipt.write(plan.layout.receipts))
+            # what a receipt vouches for is over: when the host no longer agrees, the work is done anew
+            over = "".join(f" && : >{quote(f'{plan.layout.jobs}/{name}/again')}" for name in plan.jobs_used)
+            written = plan.remote.run(receipt.write(plan.layout.receipts) + over)
+            plan.jobs_used.clear()
             if not written.ok:
                 raise StepFailed(f"the receipt cannot be written: {written.stderr.strip()}")
     except (StepFailed, Stop) as failure:
@@ -135,14 +138,25 @@ def _fail(state: Any, host: Any, work: Step, what: str, log: list[str], seconds:
 
 
 def job(
-    plan: Plan, name: str, key: str, argv: tuple[str, ...], *, verdict: bool = False, **more: Any
+    plan: Plan,
+    name: str,
+    key: str,
+    argv: tuple[str, ...],
+    *,
+    verdict: bool = False,
+    again: bool = False,
+    **more: Any,
 ) -> Outcome:
     """Run a detached job of this plan and return its outcome. Raises StepFailed when it failed.
 
     The program's own error document (`{"error": {"what", "fix"}}`) is what the person reads. With
-    `verdict`, a program that ends with 1 and a verdict has done its work: the caller judges.
+    `verdict`, a program that ends with 1 and a verdict has done its work: the caller judges. With `again`
+    a job that was done is run once more (it is cheap then), since what it made may be gone.
     """
     work = Job(name, f"{plan.layout.jobs}/{name}", key, argv, **more)
+    plan.jobs_used.append(name)
+    if again:
+        plan.remote.run(f"[ ! -f {quote(work.folder)}/rc ] || : >{quote(work.folder)}/again")
     outcome = run_job(plan.remote, f"{plan.lib}/job.sh", work, plan.say)
     if outcome.ok or (verdict and outcome.result.get("verdict")):
         return outcome

@@ -151,6 +151,40 @@ def test_a_changed_flag_restarts_once(provisioned: tuple[Machine, Site, str]) ->
     assert engine_pids(host) == after
 
 
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("dies_at_start", "start"),
+        ("never_ready", "no token within"),
+        ("healthy_but_dies_at_first_request", "start"),
+        ("wrong_model_name", "serves"),
+    ],
+)
+def test_an_engine_that_never_gives_a_token_is_stopped_and_explained(
+    provisioned: tuple[Machine, Site, str], fault: str, words: str
+) -> None:
+    host, site, _ = provisioned
+    site.run("stop", "-y")
+    site.faults(host, fault)
+    output = site.run("site", "-y", "--data", "ready_seconds=15", rc=1)
+    assert words in output
+    assert "    | " in output, "the engine's last lines"
+    assert engine_pids(host) == []
+    assert site.report(host.name)["verdict"] == "fail"
+    site.faults(host)
+    site.run("site", "-y")
+
+
+def test_an_engine_that_answers_wrongly_is_not_accepted(provisioned: tuple[Machine, Site, str]) -> None:
+    host, site, _ = provisioned
+    site.faults(host, "no_done")
+    output = site.run("accept", rc=1)
+    assert "chat.stream" in output
+    assert site.report(host.name, "accept")["acceptance"]["verdict"] == "fail"
+    site.faults(host)
+    site.run("accept")
+
+
 def test_a_reboot_brings_the_service_back(provisioned: tuple[Machine, Site, str]) -> None:
     host, site, _ = provisioned
     host.reboot()
