@@ -257,6 +257,47 @@ class Acceptance(Part):
     skip: dict[str, str] = {}
 
 
+class BenchCase(Part):
+    """One load: prompts of `input` random tokens, `output` tokens each, so many at a time.
+
+    `rate` is in requests a second; without it the next request goes out when one comes back.
+    """
+
+    name: str | None = None
+    input: int = Field(gt=0)
+    output: int = Field(gt=0)
+    concurrency: int = Field(gt=0)
+    prompts: int | None = Field(None, gt=0)
+    warmups: int | None = Field(None, gt=0)
+    rate: float | None = Field(None, gt=0)
+
+
+class Expected(Part):
+    """A figure that somebody else measured, and where it is written down."""
+
+    case: str
+    metric: str
+    value: float = Field(gt=0)
+    mode: str | None = None
+    source: str
+
+
+class Bench(Part):
+    """What `bench` measures. The default cases are those of the H20 tutorial's section 8."""
+
+    runs: int = Field(3, ge=1, le=20)
+    seed: int = Field(0, ge=0)
+    cases: list[BenchCase] = Field(
+        [
+            BenchCase(input=128, output=64, concurrency=1),
+            BenchCase(input=128, output=64, concurrency=8),
+            BenchCase(input=4096, output=128, concurrency=4),
+        ],
+        min_length=1,
+    )
+    expected: list[Expected] = []
+
+
 class KnownIssue(Part):
     """A known fault of this combination, with where it is written down."""
 
@@ -277,6 +318,7 @@ class Recipe(Part):
     engine: Engines
     serve: Serve
     acceptance: Acceptance = Acceptance()
+    bench: Bench = Bench.model_validate({})
     known_issues: list[KnownIssue] = []
 
     def route(self, name: str | None = None) -> WheelRoute | SourceRoute | DockerRoute:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -72,6 +72,8 @@ class Settings(BaseModel):
     reverify: Literal["stamp", "full"] = "stamp"
     profile: Literal["smoke", "standard", "deep"] | None = None
     reports: str = "reports"
+    bench_runs: int | None = Field(None, ge=1, le=20)
+    bench_rates: list[Annotated[float, Field(gt=0)]] = []
     follow: bool = False
     lines: int = Field(50, ge=1, le=100_000)
 
