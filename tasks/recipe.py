@@ -289,9 +289,8 @@ class Bench(Part):
     seed: int = Field(0, ge=0)
     cases: list[BenchCase] = Field(
         [
-            BenchCase(input=128, output=64, concurrency=1),
-            BenchCase(input=128, output=64, concurrency=8),
-            BenchCase(input=4096, output=128, concurrency=4),
+            BenchCase.model_validate({"input": tokens, "output": answer, "concurrency": at_once})
+            for tokens, answer, at_once in ((128, 64, 1), (128, 64, 8), (4096, 128, 4))
         ],
         min_length=1,
     )
