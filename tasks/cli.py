@@ -19,12 +19,13 @@ from typing import Any, NoReturn
 
 from tasks import __version__
 from tasks.choices import choices_of
+from tasks.compare import main as compare
 from tasks.mistakes import Mistakes, nearest
 from tasks.paths import DEPLOYS, INVENTORIES, ROOT
 
 USAGE = 2
 # Verbs that change nothing on a host have nothing to confirm.
-READ_ONLY = {"preflight", "status", "accept", "logs"}
+READ_ONLY = {"preflight", "status", "accept", "bench", "support", "logs"}
 HELP = """\
 usage: rackwright VERB INVENTORY [options]
 
@@ -32,6 +33,9 @@ Takes a GPU host from what it is to a proven OpenAI-compatible endpoint.
 
 verbs:
 {verbs}
+
+without a host:
+  compare A B        two benchmarks side by side (files, hosts, or HOST/MODE)
 
 inventories:
   {inventories}, or a path to one of your own
@@ -218,6 +222,8 @@ def main() -> NoReturn:
     if argv[0] in ("-V", "--version"):
         print(f"rackwright {__version__}")
         sys.exit(0)
+    if argv[0] == "compare":
+        sys.exit(compare(argv[1:], ROOT / "reports"))
     try:
         words = command(argv)
     except Usage as usage:

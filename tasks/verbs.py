@@ -7,6 +7,7 @@ from typing import Any
 from pyinfra import logger
 
 from tasks.acceptance import Acceptance
+from tasks.bench import Benchmark
 from tasks.checks.table import verdict_line
 from tasks.engines import engine_step
 from tasks.env import Environment, Tools
@@ -17,6 +18,7 @@ from tasks.remote import LostHost
 from tasks.service import Service, look_ready
 from tasks.steps import run_step
 from tasks.summary import Summary
+from tasks.support import archive
 from tasks.switch import Start, Stopped
 from tasks.uninstall import Uninstall
 
@@ -87,6 +89,21 @@ def accept(host: Any) -> None:
     if plan:
         run_step(Acceptance(plan, again=True))
         run_step(Summary(plan))
+
+
+def bench(host: Any) -> None:
+    """Measure the running engine; exit code 1 when the figures do not count."""
+    plan = plan_for(host, "bench", preflight=False)
+    if plan:
+        run_step(Benchmark(plan))
+        run_step(Summary(plan))
+
+
+def support(host: Any) -> None:
+    """One redacted archive of this host: reports, receipts, logs, versions."""
+    plan = plan_for(host, "support", preflight=False)
+    if plan:
+        archive(plan=plan, name="support archive")
 
 
 def start(host: Any) -> None:

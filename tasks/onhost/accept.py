@@ -203,6 +203,7 @@ NAMES = {
     "failed_notifications": ("vllm:nixl_num_failed_notifications_total",),
     "expired_transfers": ("vllm:nixl_num_kv_expired_reqs_total",),
     "started": ("process_start_time_seconds",),
+    "kv_usage": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage"),
 }
 
 
@@ -338,6 +339,7 @@ class Client:
         parts = urlsplit(base_url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError("base URL must be http://HOST[:PORT] or https://…, not %r" % base_url)
+        self.url = base_url
         self.secure = parts.scheme == "https"
         self.host = parts.hostname
         self.port = parts.port or (443 if self.secure else 80)
