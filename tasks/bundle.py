@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
-from tasks.paths import ONHOST, TOOLS_LOCK
+from tasks.paths import ONHOST, TOOLS_LOCK, UV_LOCK
 from tasks.recipe import Recipe
 from tasks.remote import Remote, quote, tar_base64
 
@@ -30,6 +30,9 @@ def bundle_for(recipe: Recipe) -> Bundle:
         if path.suffix in (".py", ".sh")
     }
     files["tools.lock"] = (TOOLS_LOCK.read_bytes(), 0o644)
+    files["uv.lock"] = (UV_LOCK.read_bytes(), 0o644)
+    if recipe.engine.source and recipe.engine.source.lock:
+        files["source.lock"] = (recipe.beside(recipe.engine.source.lock).read_bytes(), 0o644)
     if recipe.engine.wheel:
         files["engine.lock"] = (recipe.beside(recipe.engine.wheel.lock).read_bytes(), 0o644)
     if recipe.model.manifest:

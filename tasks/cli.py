@@ -36,6 +36,7 @@ verbs:
 
 without a host:
   compare A B        two benchmarks side by side (files, hosts, or HOST/MODE)
+  bundle RECIPE      everything that a host needs, in one folder, for hosts without a network
 
 inventories:
   {inventories}, or a path to one of your own
@@ -219,6 +220,10 @@ def main() -> NoReturn:
         lines = "\n".join(f"  {verb.ljust(width)}  {doc}" for verb, doc in verbs().items())
         print(HELP.format(verbs=lines, inventories=", ".join(inventories())), end="")
         sys.exit(0 if argv else USAGE)
+    if argv[0] == "bundle":
+        from tasks.bundling import main as bundle
+
+        sys.exit(bundle(argv[1:]))
     if argv[0] in ("-V", "--version"):
         print(f"rackwright {__version__}")
         sys.exit(0)

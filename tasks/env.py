@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import tomllib
+from typing import Any
 
 from tasks.digest import digest_of, digest_of_file
-from tasks.paths import TOOLS_LOCK
+from tasks.mirrors import picked
+from tasks.offline import bundle_of
+from tasks.paths import MINIFORGE, TOOLS_LOCK
 from tasks.plan import Plan
 from tasks.receipts import Artifact
 from tasks.recipe import DockerRoute
 from tasks.steps import Done, job, onhost
+
+PYTORCH_INDEX = "https://download.pytorch.org/whl/"
 
 
 def wanted_python(plan: Plan) -> str:
@@ -49,18 +55,22 @@ class Environment:
         receipt = plan.receipt(self.name)
         if receipt and receipt.digest != self.digest():
             plan.remote.run(f"rm -f '{plan.layout.env}/.rackwright-env'")  # other inputs: made anew
+        make: tuple[str, ...] = (
+            "sh",
+            onhost(plan, "make_env.sh"),
+            plan.layout.env,
+            wanted_python(plan),
+            settings.env_kind,
+            settings.python or "",
+            f"{plan.layout.root}/conda",
+        )
+        if self._needs_miniforge():
+            make = (*make, self._miniforge())
         outcome = job(
             plan,
             "environment",
             self.digest(),
-            (
-                "sh",
-                onhost(plan, "make_env.sh"),
-                plan.layout.env,
-                wanted_python(plan),
-                settings.env_kind,
-                settings.python or "",
-            ),
+            make,
             env=(
                 ("CONDA_PKGS_DIRS", f"{plan.layout.root}/cache/conda-pkgs"),
                 ("TMPDIR", plan.layout.tmp),
@@ -69,6 +79,33 @@ class Environment:
         )
         plan.say(f"environment: {outcome.result.get('kind')}, Python {outcome.result.get('python')}")
         return Done(detail=outcome.result)
+
+    def _needs_miniforge(self) -> bool:
+        """Neither a conda nor the wanted Python is here, and the site does not insist on a venv."""
+        plan, tools = self.plan, self.plan.facts.tools
+        if plan.settings.env_kind == "venv" or plan.settings.python or tools.conda:
+            return False
+        if plan.settings.env_kind == "conda":
+            return True
+        wanted = wanted_python(plan)
+        have = {".".join((python.version or "").split(".")[:2]) for python in tools.pythons if python.venv}
+        return not wanted.endswith("+") and wanted not in have
+
+    def _miniforge(self) -> str:
+        """The pinned installer on the host, its hash checked; from the bundle, a mirror or its release."""
+        plan = self.plan
+        pins = tomllib.loads(MINIFORGE.read_text("utf-8"))
+        bundle = bundle_of(plan)
+        request = {
+            "files": [{key: pins[key] for key in ("file", "sha256", "bytes", "urls")}],
+            "dest": plan.layout.wheels,
+            "near": [f"{bundle.root}/miniforge"] if bundle else plan.settings.find_links,
+            "mirrors": url_mirrors(plan),
+            "offline": bundle is not None,
+        }
+        argv = ("python3", onhost(plan, "fetch_files.py"), "--stdin")
+        job(plan, "miniforge", digest_of(request), argv, stdin=json.dumps(request), again=True, deadline=3600)
+        return f"{plan.layout.wheels}/{pins['file']}"
 
 
 class Tools:
@@ -117,21 +154,60 @@ class Tools:
         return Done(detail={**made.result, "packages": done.detail.get("packages")}, artifacts=done.artifacts)
 
 
-def install_locked(plan: Plan, name: str, key: str, env: str, lock: str, more: dict[str, object]) -> Done:
-    """Install a lock with hashes into an environment, as a detached job with progress."""
-    settings = plan.settings
-    request = {
-        "python": f"{env}/bin/python",
-        "lock": onhost(plan, lock),
-        "wheels": plan.layout.wheels,
-        "index_url": settings.index_url,
+def url_mirrors(plan: Plan) -> list[list[str]]:
+    """Address prefixes and what to try instead of them: the site's, then what was measured."""
+    found = {**picked(plan, "url_mirrors", {}), **plan.settings.url_mirrors}
+    return [[old, new] for old, new in found.items()]
+
+
+def index_settings(plan: Plan) -> dict[str, Any]:
+    """Where packages come from: the bundle alone, or the site's index, or the one that was measured."""
+    settings, bundle = plan.settings, bundle_of(plan)
+    if bundle:
+        return {
+            "index_url": None,
+            "extra_index_urls": [],
+            "find_links": [bundle.wheels],
+            "offline": True,
+        }
+    return {
+        "index_url": settings.index_url or picked(plan, "index_url", None),
         "extra_index_urls": settings.extra_index_urls or [],
         "find_links": settings.find_links,
         "offline": False,
+    }
+
+
+def torch_index(plan: Plan, backend: str | None) -> str | None:
+    """The index of PyTorch's packages for a CUDA release (`cu130`): the site's, a measured one, its own."""
+    if plan.settings.torch_index_url:
+        return plan.settings.torch_index_url
+    if backend is None:
+        return None
+    base = picked(plan, "torch_index_base", PYTORCH_INDEX)
+    return str(base) + backend
+
+
+def install_locked(
+    plan: Plan, name: str, key: str, env: str, lock: str, more: dict[str, Any], *, again: bool = False
+) -> Done:
+    """Install a lock with hashes into an environment, as a detached job with progress.
+
+    `lock` is a file of the shipped programs' folder, or an absolute path. With a bundle nothing else is
+    asked. With `again` the installed packages are looked at once more although the job was done.
+    """
+    index = index_settings(plan)
+    request = {
+        "python": f"{env}/bin/python",
+        "lock": lock if lock.startswith("/") else onhost(plan, lock),
+        "wheels": plan.layout.wheels,
+        **index,
         "tmp": plan.layout.tmp,
         "pip_cache": f"{plan.layout.root}/cache/pip",
         **more,
     }
+    if index["offline"]:
+        request["extra_index_urls"] = []
     outcome = job(
         plan,
         name,
@@ -140,6 +216,7 @@ def install_locked(plan: Plan, name: str, key: str, env: str, lock: str, more: d
         stdin=json.dumps(request),
         env=(("TMPDIR", plan.layout.tmp),),
         deadline=4 * 3600,
+        again=again,
     )
     artifacts = tuple(
         Artifact(str(item["file"]), str(item["sha256"]), int(item["bytes"]))

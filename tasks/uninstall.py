@@ -6,7 +6,20 @@ from tasks.plan import SERVICE_USER, Plan
 from tasks.remote import quote
 from tasks.steps import Done, StepFailed
 
-OWN_FOLDERS = ("env", "tools", "src", "wheels", "cache", "jobs", "receipts", "logs", "run", "tmp", "lib")
+OWN_FOLDERS = (
+    "env",
+    "conda",
+    "tools",
+    "src",
+    "wheels",
+    "cache",
+    "jobs",
+    "receipts",
+    "logs",
+    "run",
+    "tmp",
+    "lib",
+)
 
 
 class Uninstall:

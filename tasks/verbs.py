@@ -29,7 +29,9 @@ def preflight(host: Any) -> None:
     if plan:
         verdict = verdict_line(plan.findings, plan.settings.strict)
         plan.record.open()
-        plan.record.finish("warn" if any(item.status == "warn" for item in plan.findings) else "pass", verdict)
+        plan.record.finish(
+            "warn" if any(item.status == "warn" for item in plan.findings) else "pass", verdict
+        )
         plan.say(verdict)
         plan.say(f"report: {plan.record.page}")
 
@@ -64,6 +66,14 @@ def engine(host: Any) -> None:
     if plan:
         run_step(Environment(plan))
         run_step(engine_step(plan))
+
+
+def build(host: Any) -> None:
+    """The engine built on this host (source route), and its wheel kept for the other hosts."""
+    plan = plan_for(host, "build")
+    if plan:
+        run_step(Environment(plan))
+        run_step(engine_step(plan, build=True))
 
 
 def weights(host: Any) -> None:

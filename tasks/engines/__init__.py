@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from tasks.engines.source import SourceEngine
 from tasks.engines.wheel import WheelEngine
 from tasks.plan import Plan
-from tasks.recipe import WheelRoute
+from tasks.recipe import SourceRoute, WheelRoute
 from tasks.steps import Step
 
 
-def engine_step(plan: Plan) -> Step:
-    """The step that installs the engine by the plan's route."""
+def engine_step(plan: Plan, *, build: bool = False) -> Step:
+    """The step that installs the engine by the plan's route; with `build` it is built on this host."""
     pins = plan.recipe.route(plan.route)
+    if isinstance(pins, SourceRoute):
+        return SourceEngine(plan, pins, build=build)
     assert isinstance(pins, WheelRoute)
     return WheelEngine(plan, pins)

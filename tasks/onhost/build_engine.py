@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Build an engine's wheel from a source tree, with as many jobs as cores and memory allow, and say what it is.
+"""Build an engine's wheel from a source tree, with as many jobs as cores and memory allow.
 
 Runs on the host with any Python >= 3.8, standard library only. With --stdin, one JSON object:
 
@@ -87,7 +87,13 @@ class Jobs(NamedTuple):
 
 
 def plan_jobs(
-    cores: int, room: int, per_job: int, *, chosen: Optional[int], threads: Optional[int], at_most: Optional[int]
+    cores: int,
+    room: int,
+    per_job: int,
+    *,
+    chosen: Optional[int],
+    threads: Optional[int],
+    at_most: Optional[int],
 ) -> Jobs:
     """Jobs that cores and memory allow. `chosen` is MAX_JOBS of a person, `at_most` what memory taught."""
     threads = max(1, threads or 1)
@@ -111,7 +117,7 @@ def cgroup_paths(own: str, root: str = "/sys/fs/cgroup") -> List[str]:
     """
     found = []
     for line in own.splitlines():
-        number, controllers, path = (line.split(":", 2) + ["", ""])[:3]
+        number, controllers, path = [*line.split(":", 2), "", ""][:3]
         if number == "0" and not controllers:
             tops = [root, root + "/unified"]
         elif "memory" in controllers.split(","):
@@ -146,7 +152,10 @@ def memory_room(folders: List[str]) -> int:
     kib = number_in("/proc/meminfo", "MemAvailable") or number_in("/proc/meminfo", "MemTotal") or 4 << 20
     rooms = [kib * 1024]
     for folder in folders:
-        for limit, usage in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+        for limit, usage in (
+            ("memory.max", "memory.current"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        ):
             most = number_in(os.path.join(folder, limit))
             if most is not None and most < 1 << 60:
                 used = number_in(os.path.join(folder, usage)) or 0
@@ -175,7 +184,7 @@ def usable_cores(folders: List[str]) -> int:
 
 
 def oom_kills(folders: List[str]) -> int:
-    """How often the kernel has killed for memory: in our cgroups (they count their descendants), or anywhere."""
+    """How often the kernel has killed for memory, in our cgroups (with all below them) or anywhere."""
     counts = [number_in(os.path.join(folder, "memory.events"), "oom_kill") for folder in folders]
     counts += [number_in(os.path.join(folder, "memory.oom_control"), "oom_kill") for folder in folders]
     counts.append(number_in("/proc/vmstat", "oom_kill"))
@@ -262,7 +271,13 @@ class Reporter:
         """Print, if it is time."""
         if force or time.monotonic() - self.shown >= wait:
             self.shown = time.monotonic()
-            state = {"phase": "build", "done": self.done, "total": self.total, "unit": "steps", "note": self.note}
+            state = {
+                "phase": "build",
+                "done": self.done,
+                "total": self.total,
+                "unit": "steps",
+                "note": self.note,
+            }
             print("#progress " + json.dumps(state), file=sys.stderr, flush=True)
 
 
@@ -303,7 +318,12 @@ def end_leftover(mark: str, boot: str) -> None:
 
 
 def run(
-    argv: List[str], env: Dict[str, str], cwd: str, log: str, report: Reporter, watch: Callable[[], None],
+    argv: List[str],
+    env: Dict[str, str],
+    cwd: str,
+    log: str,
+    report: Reporter,
+    watch: Callable[[], None],
     began: Callable[[int], None],
 ) -> Tuple[int, str]:
     """Run the build, keep its output in `log`; its status and last 40 kB. Its whole group ends with us.
@@ -416,7 +436,9 @@ def check_cuda(request: Dict[str, Any]) -> None:
     found = re.search(r"release (\d+\.\d+)", text)
     if wanted and (not found or found[1].split(".")[0] != wanted.split(".")[0]):
         what = "nvcc is of CUDA %s, this build is for CUDA %s" % (found[1] if found else "?", wanted)
-        raise Problem("cuda", what, "install CUDA toolkit %s beside it and point CUDA_HOME there" % wanted, nvcc)
+        raise Problem(
+            "cuda", what, "install CUDA toolkit %s beside it and point CUDA_HOME there" % wanted, nvcc
+        )
 
 
 def build_env(request: Dict[str, Any], jobs: Jobs) -> Dict[str, str]:
@@ -433,7 +455,9 @@ def build_env(request: Dict[str, Any], jobs: Jobs) -> Dict[str, str]:
     env["FETCHCONTENT_BASE_DIR"] = request["deps"]
     # everything is there already; a build that still wants the network is a fault that should show at once
     env["CMAKE_ARGS"] = (env.get("CMAKE_ARGS", "") + " -DFETCHCONTENT_FULLY_DISCONNECTED=ON").strip()
-    env.update(UV_NO_CONFIG="1", UV_OFFLINE="1", UV_PYTHON_DOWNLOADS="never", PYTHONUNBUFFERED="1", NO_COLOR="1")
+    env.update(
+        UV_NO_CONFIG="1", UV_OFFLINE="1", UV_PYTHON_DOWNLOADS="never", PYTHONUNBUFFERED="1", NO_COLOR="1"
+    )
     env["UV_CACHE_DIR"] = os.path.join(request["cache"], "uv")
     env.pop("VLLM_PRECOMPILED_WHEEL_LOCATION", None)
     for tool, variable in (("sccache", "SCCACHE_DIR"), ("ccache", "CCACHE_DIR")):
@@ -488,7 +512,10 @@ def bring_about(request: Dict[str, Any], report: Reporter) -> Dict[str, Any]:
             usable_cores(groups), room, request["bytes_per_job"], chosen=request["max_jobs"],
             threads=request["nvcc_threads"], at_most=at_most,
         )  # fmt: skip
-        print("building with %d jobs (%s), NVCC_THREADS %d" % (jobs.jobs, jobs.why, jobs.threads), file=sys.stderr)
+        print(
+            "building with %d jobs (%s), NVCC_THREADS %d" % (jobs.jobs, jobs.why, jobs.threads),
+            file=sys.stderr,
+        )
         tries += 1
         kills = oom_kills(groups)
         one = history.begin(jobs, kills, room)
@@ -507,7 +534,7 @@ def bring_about(request: Dict[str, Any], report: Reporter) -> Dict[str, Any]:
 
         def started(group: int) -> None:
             with open(mark, "w", encoding="utf-8") as stream:
-                json.dump({"group": group, "boot": request["boot"]}, stream)
+                json.dump({"group": group, "boot": history.boot}, stream)
 
         try:
             status, tail = run(argv, build_env(request, jobs), request["src"], log, report, watch, started)
@@ -528,7 +555,11 @@ def bring_about(request: Dict[str, Any], report: Reporter) -> Dict[str, Any]:
         if at_most is None:
             what = "memory ran out with a single job (%.1f GiB were free at the start)" % (room / GIB)
             raise Problem("memory", what, "give this host more memory or swap, or build on another one", log)
-        print("memory ran out with %d jobs; going on with %d" % (jobs.jobs, at_most), file=sys.stderr, flush=True)
+        print(
+            "memory ran out with %d jobs; going on with %d" % (jobs.jobs, at_most),
+            file=sys.stderr,
+            flush=True,
+        )
         request = {**request, "max_jobs": None}
     wheels = glob.glob(os.path.join(out, "*.whl"))
     if len(wheels) != 1:
@@ -546,7 +577,12 @@ def bring_about(request: Dict[str, Any], report: Reporter) -> Dict[str, Any]:
         "repo": request["repo"],
         "source": request["source"],
         "env": request["env"],
-        "jobs": {"jobs": jobs.jobs, "nvcc_threads": jobs.threads, "why": jobs.why, "tries": len(history.tries)},
+        "jobs": {
+            "jobs": jobs.jobs,
+            "nvcc_threads": jobs.threads,
+            "why": jobs.why,
+            "tries": len(history.tries),
+        },
         "log": {"file": "build.log", "sha256": sha256_of(log), "bytes": os.path.getsize(log)},
         "host": {"name": platform.node(), "kernel": platform.release(), "compilers": compilers(request)},
         "seconds": seconds,
@@ -563,7 +599,9 @@ def bring_about(request: Dict[str, Any], report: Reporter) -> Dict[str, Any]:
     return answer(provenance, folder, name, changed=True, tries=tries)
 
 
-def answer(provenance: Dict[str, Any], folder: str, name: str, changed: bool, tries: int = 0) -> Dict[str, Any]:
+def answer(
+    provenance: Dict[str, Any], folder: str, name: str, changed: bool, tries: int = 0
+) -> Dict[str, Any]:
     """The document on stdout."""
     jobs = provenance["jobs"]["jobs"]
     return {
@@ -576,7 +614,9 @@ def compilers(request: Dict[str, Any]) -> Dict[str, str]:
     """First line of each tool's version."""
     found = {}
     programs = os.path.dirname(request["python"])
-    path = os.pathsep.join([programs, (request["cuda_home"] or programs) + "/bin", os.environ.get("PATH", "")])
+    path = os.pathsep.join(
+        [programs, (request["cuda_home"] or programs) + "/bin", os.environ.get("PATH", "")]
+    )
     for tool in ("gcc", "g++", "nvcc", "cmake", "ninja", "ccache"):
         at = shutil.which(tool, path=path)
         if at:
@@ -592,15 +632,23 @@ def compilers(request: Dict[str, Any]) -> Dict[str, str]:
 def explain(tail: str, log: str, status: int) -> NoReturn:
     """The first error of a failed build, in words."""
     if re.search(r"No space left on device", tail):
-        raise Problem("disk_full", "no space left while compiling", "free space and run again: it goes on", log)
-    network = re.search(r"(?i)Could not resolve host|Failed to clone|unable to access '(\S+)'|git fetch", tail)
+        raise Problem(
+            "disk_full", "no space left while compiling", "free space and run again: it goes on", log
+        )
+    network = re.search(
+        r"(?i)Could not resolve host|Failed to clone|unable to access '(\S+)'|git fetch", tail
+    )
     if network:
         what = "the build asks the network for more: %s" % network[0]
-        raise Problem("tools", what, "report it: its dependencies should be found in the tree's CMake files", log)
+        raise Problem(
+            "tools", what, "report it: its dependencies should be found in the tree's CMake files", log
+        )
     lines = tail.splitlines()
     at = next((i for i, line in enumerate(lines) if re.search(r"(?i)\berror\b[: ]|FAILED:", line)), None)
     what = " | ".join(line.strip() for line in (lines[at : at + 3] if at is not None else lines[-3:]))[:500]
-    raise Problem("compiler", "the build ended with status %d: %s" % (status, what), "read the whole log", log)
+    raise Problem(
+        "compiler", "the build ended with status %d: %s" % (status, what), "read the whole log", log
+    )
 
 
 DEFAULTS: Dict[str, Any] = {
@@ -644,7 +692,11 @@ def main(arguments: List[str]) -> int:
         return 2 if problem.id == "usage" else 1
     except OSError as error:
         kind = "disk_full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "tools"
-        print(json.dumps(Problem(kind, str(error), "free space, or read the message", error.filename).document()))
+        print(
+            json.dumps(
+                Problem(kind, str(error), "free space, or read the message", error.filename).document()
+            )
+        )
         return 1
     print(json.dumps(result))
     return 0

@@ -94,7 +94,9 @@ def download(url: str, part: str, size: Optional[int], report: Reporter) -> None
     have = os.path.getsize(part) if os.path.exists(part) else 0
     if size is not None and have >= size:
         return
-    ask = Request(url, headers={"User-Agent": "rackwright", **({"Range": "bytes=%d-" % have} if have else {})})
+    ask = Request(
+        url, headers={"User-Agent": "rackwright", **({"Range": "bytes=%d-" % have} if have else {})}
+    )
     try:
         answer = urlopen(ask, timeout=TIMEOUT)
     except HTTPError as error:
@@ -169,7 +171,12 @@ def bring(one: Dict[str, Any], request: Dict[str, Any], report: Reporter) -> Dic
             break
     if wrong:
         what = "%s is not the file that the recipe names (SHA-256 %s): %s" % (name, wanted, ", ".join(wrong))
-        raise Problem("hash_mismatch", what, "find out who serves it; put the right file into %s" % request["dest"], path)
+        raise Problem(
+            "hash_mismatch",
+            what,
+            "find out who serves it; put the right file into %s" % request["dest"],
+            path,
+        )
     fix = "make one of its addresses reachable (url_mirrors), or put the file into %s" % request["dest"]
     raise Problem("unreachable", "%s cannot be had: %s" % (name, "; ".join(why[-2:]) or "offline"), fix, name)
 

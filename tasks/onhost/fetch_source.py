@@ -40,7 +40,7 @@ import subprocess
 import sys
 import tarfile
 import time
-from typing import Any, Dict, Iterator, List, NamedTuple, NoReturn, Optional, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 WHOLE = "rackwright-whole"
 ATTEMPTS = 2
@@ -369,8 +369,10 @@ class Fetcher:
 
     def fetch(self, wanted: Wanted, expected: Optional[str]) -> Tuple[str, str]:
         """Have the objects in the repository. Returns the commit and where it came from."""
-        if expected and self.git.ask(wanted.dest, "cat-file", "-t", expected) == "commit" and (
-            self.git.ask(wanted.dest, "fsck", "--connectivity-only", expected) is not None
+        if (
+            expected
+            and self.git.ask(wanted.dest, "cat-file", "-t", expected) == "commit"
+            and (self.git.ask(wanted.dest, "fsck", "--connectivity-only", expected) is not None)
         ):
             return expected, "kept"
         tried: List[str] = []
@@ -387,7 +389,15 @@ class Fetcher:
             for ref in dict.fromkeys(refs):
                 for attempt in range(ATTEMPTS):
                     why = self.git.do(
-                        wanted.dest, "fetch", "--depth", "1", "--no-tags", "--progress", url, ref, note=wanted.name
+                        wanted.dest,
+                        "fetch",
+                        "--depth",
+                        "1",
+                        "--no-tags",
+                        "--progress",
+                        url,
+                        ref,
+                        note=wanted.name,
                     )
                     if why is None or "not our ref" in why or "couldn't find remote ref" in why:
                         break
@@ -400,7 +410,7 @@ class Fetcher:
                 if got and (expected is None or got == expected):
                     return got, "mirror" if url != wanted.repo else "git"
                 tried.append("%s %s is commit %s" % (redact(url), ref, got))
-        self.refuse(wanted, expected, tried)
+        raise self.refusal(wanted, expected, tried)
 
     def from_archive(self, wanted: Wanted, expected: Optional[str]) -> Optional[str]:
         """Take a commit over from an unpacked clone; git hashes every object on the way."""
@@ -421,15 +431,18 @@ class Fetcher:
         got = self.git.ask(wanted.dest, "rev-parse", "FETCH_HEAD^{commit}")
         return got if got and (expected is None or got == expected) else None
 
-    def refuse(self, wanted: Wanted, expected: Optional[str], tried: List[str]) -> NoReturn:
+    @staticmethod
+    def refusal(wanted: Wanted, expected: Optional[str], tried: List[str]) -> Problem:
         """Nobody had it: say whether that is a wrong commit or a wrong line."""
-        wrong = next((line for line in tried if "archive holds" in line or " is commit " in line), None)
-        what = "%s at %s cannot be had: %s" % (wanted.name, expected or wanted.ref, "; ".join(tried) or "offline")
+        wrong = any("archive holds" in line or " is commit " in line for line in tried)
+        ref = expected or wanted.ref
+        what = "%s at %s cannot be had: %s" % (wanted.name, ref, "; ".join(tried) or "offline")
         if wrong:
-            fix = "make the archive from a clone that has %s checked out" % (expected or wanted.ref)
-            raise Problem("wrong_commit", what, fix)
-        fix = "set a mirror (git_mirrors), or upload a tar of a clone and name it (source_archive), or a bundle"
-        raise Problem("unreachable", what, fix)
+            return Problem(
+                "wrong_commit", what, "make the archive from a clone that has %s checked out" % ref
+            )
+        fix = "set url_mirrors, or upload a tar of a clone and name it (source_archive), or use a bundle"
+        return Problem("unreachable", what, fix)
 
     def submodules(self, wanted: Wanted) -> List[Tuple[str, str, str]]:
         """(path, url, commit) of the submodules that are wanted."""
@@ -509,7 +522,9 @@ def export_as_clone(git: Git, folder: str, commit: str, tree: Optional[str], arc
     """
     if tree is None:
         what = "%s holds no .git, so nothing in it proves that it is commit %s" % (archive, commit)
-        raise Problem("unproven", what, "make it from a clone with its .git, or pin `tree` in the recipe", archive)
+        raise Problem(
+            "unproven", what, "make it from a clone with its .git, or pin `tree` in the recipe", archive
+        )
     for words in (("init", "-q"), ("add", "--all", "--force", ".")):
         why = git.do(folder, *words)
         if why:
@@ -571,7 +586,9 @@ def bring_about(request: Dict[str, Any], report: Reporter) -> Dict[str, Any]:
             shutil.rmtree(folder, ignore_errors=True)
     for row in rows:
         if not row["proven"]:
-            report.log("%s: tag %s was commit %s; the recipe can pin it" % (row["name"], row["ref"], row["commit"]))
+            report.log(
+                "%s: tag %s was commit %s; the recipe can pin it" % (row["name"], row["ref"], row["commit"])
+            )
     return {
         "commit": commit,
         "tree": git.ask(dest, "rev-parse", "HEAD^{tree}"),
@@ -581,7 +598,9 @@ def bring_about(request: Dict[str, Any], report: Reporter) -> Dict[str, Any]:
     }
 
 
-def bring_dependency(fetcher: Fetcher, one: Dependency, request: Dict[str, Any], scratch: str) -> Dict[str, Any]:
+def bring_dependency(
+    fetcher: Fetcher, one: Dependency, request: Dict[str, Any], scratch: str
+) -> Dict[str, Any]:
     """One dependency, where CMake looks for it."""
     clone = None
     dest = os.path.join(request["deps"], one.folder)

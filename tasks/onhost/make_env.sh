@@ -1,11 +1,13 @@
 #!/bin/sh
 # Makes a Python environment and prints one JSON document about it.
-#   make_env.sh PREFIX VERSION KIND [PYTHON]
+#   make_env.sh PREFIX VERSION KIND [PYTHON [CONDA [INSTALLER]]]
 # VERSION: 3.11 (exact), or 3.10+ (that or newer). KIND: conda, venv, or auto (conda where the host has
 # one, else venv). PYTHON: the interpreter for a venv, when the site names one.
+# INSTALLER: Miniforge's, already verified; it is run into CONDA where the host has nothing else that fits.
+# Its own Python then makes a venv (no further download); with KIND conda, its conda makes the environment.
 # PREFIX/.rackwright-env is written last: an environment without it was interrupted and is made anew.
 set -u
-prefix=$1 version=$2 kind=$3 python=${4:-}
+prefix=$1 version=$2 kind=$3 python=${4:-} own=${5:-} installer=${6:-}
 
 problem() { # id what fix
     printf '{"error": {"id": "%s", "what": "%s", "fix": "%s"}}\n' "$1" "$2" "$3"
@@ -13,7 +15,7 @@ problem() { # id what fix
 }
 
 find_conda() {
-    for c in "$(command -v conda 2>/dev/null)" "${CONDA_EXE:-}" "$HOME/miniconda3/bin/conda" \
+    for c in "$(command -v conda 2>/dev/null)" "${CONDA_EXE:-}" "${own:+$own/bin/conda}" "$HOME/miniconda3/bin/conda" \
         "$HOME/miniforge3/bin/conda" /root/miniconda3/bin/conda /opt/conda/bin/conda \
         /opt/miniconda3/bin/conda /opt/miniforge3/bin/conda; do
         [ -n "$c" ] && [ -x "$c" ] && { echo "$c"; return; }
@@ -40,7 +42,7 @@ find_python() {
     case $version in
     *+) for minor in 13 12 11 10; do names="$names /usr/bin/python3.$minor /usr/local/bin/python3.$minor"; done ;;
     esac
-    for p in $python $names "$(command -v "python$exact" 2>/dev/null)" "$(command -v python3 2>/dev/null)"; do
+    for p in $python $names "${own:+$own/bin/python3}" "$(command -v "python$exact" 2>/dev/null)" "$(command -v python3 2>/dev/null)"; do
         [ -n "$p" ] && [ -x "$p" ] && suits "$p" && { echo "$p"; return; }
         [ -n "$python" ] && [ "$p" = "$python" ] && return
     done
@@ -53,8 +55,17 @@ fi
 rm -rf "$prefix"
 mkdir -p "$(dirname "$prefix")" || problem disk "cannot make $(dirname "$prefix")" "free space or inodes there"
 
+if [ -n "$installer" ] && [ ! -f "$own/.rackwright-conda" ]; then
+    echo "installing $(basename "$installer") into $own" >&2
+    rm -rf "$own"
+    if ! sh "$installer" -b -p "$own" >&2; then
+        rm -rf "$own"
+        problem conda_failed "$(basename "$installer") failed" "read the log lines above (disk full?)"
+    fi
+    : >"$own/.rackwright-conda"
+fi
 conda=
-[ "$kind" = venv ] || conda=$(find_conda)
+if [ "$kind" = conda ] || { [ "$kind" = auto ] && [ -z "$installer" ]; }; then conda=$(find_conda); fi
 [ "$kind" = conda ] && [ -z "$conda" ] &&
     problem no_conda "this host has no conda" "install Miniforge, or set env_kind = 'venv'"
 if [ -n "$conda" ]; then

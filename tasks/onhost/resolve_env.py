@@ -65,7 +65,9 @@ def as_python(expression: str) -> "re.Pattern[str]":
     try:
         return re.compile(expression)
     except re.error as error:
-        raise Problem("drop_lines", "%r is not an expression: %s" % (expression, error), "correct the recipe") from error
+        raise Problem(
+            "drop_lines", "%r is not an expression: %s" % (expression, error), "correct the recipe"
+        ) from error
 
 
 def filtered(texts: Dict[str, str], expressions: List[str]) -> Tuple[Dict[str, str], List[str]]:
@@ -91,7 +93,9 @@ def filtered(texts: Dict[str, str], expressions: List[str]) -> Tuple[Dict[str, s
 def pinned_lines(text: str, pinned: List[Dict[str, Any]]) -> str:
     """A requirement that contradicts a pinned wheel is a Problem; the text itself stays."""
     for pin in pinned:
-        found = re.search(r"(?mi)^\s*%s\s*==\s*([^\s;#]+)" % re.escape(pin["package"]).replace("-", "[-_.]"), text)
+        found = re.search(
+            r"(?mi)^\s*%s\s*==\s*([^\s;#]+)" % re.escape(pin["package"]).replace("-", "[-_.]"), text
+        )
         if found and found[1] != pin["version"]:
             what = "the tree asks for %s %s, the recipe pins %s" % (pin["package"], found[1], pin["version"])
             raise Problem("resolve", what, "pin the wheel of the version that the tree asks for")
@@ -147,7 +151,10 @@ def run(argv: List[str], env: Dict[str, str]) -> Tuple[int, List[str]]:
 
 def entries(text: str) -> Dict[str, str]:
     """Version of each package in a lock."""
-    return {canonical(name): version for name, version in re.findall(r"(?m)^([A-Za-z0-9][\w.\[\],-]*?)==([^\s;\\]+)", text)}
+    return {
+        canonical(name): version
+        for name, version in re.findall(r"(?m)^([A-Za-z0-9][\w.\[\],-]*?)==([^\s;\\]+)", text)
+    }
 
 
 def bring_about(request: Dict[str, Any]) -> Dict[str, Any]:
@@ -159,7 +166,9 @@ def bring_about(request: Dict[str, Any]) -> Dict[str, Any]:
             with open(path, encoding="utf-8") as stream:
                 texts[name] = stream.read()
         except OSError as error:
-            raise Problem("missing", "the tree has no %s" % name, "correct the recipe's requirements", path) from error
+            raise Problem(
+                "missing", "the tree has no %s" % name, "correct the recipe's requirements", path
+            ) from error
     left, dropped = filtered(texts, request["drop_lines"])
     inputs = []
     for name, text in left.items():
@@ -172,7 +181,9 @@ def bring_about(request: Dict[str, Any]) -> Dict[str, Any]:
         inputs.append(path)
     out = request["lock"] + ".resolved"
     os.makedirs(os.path.dirname(out), exist_ok=True)
-    env = dict(os.environ, UV_NATIVE_TLS="1", UV_HTTP_TIMEOUT="600", UV_NO_CONFIG="1", UV_PYTHON_DOWNLOADS="never")
+    env = dict(
+        os.environ, UV_NATIVE_TLS="1", UV_HTTP_TIMEOUT="600", UV_NO_CONFIG="1", UV_PYTHON_DOWNLOADS="never"
+    )
     env["UV_CACHE_DIR"] = request["cache"] or os.path.join(os.path.dirname(out), ".uv-cache")
     if os.path.exists(out):
         os.unlink(out)
@@ -180,7 +191,10 @@ def bring_about(request: Dict[str, Any]) -> Dict[str, Any]:
     if status:
         words = " ".join(lines)
         network = re.search(r"(?i)failed to fetch|error sending request|dns error|timed out|connect", words)
-        what = "the tree's requirements cannot be resolved: " + " ".join(line.strip() for line in lines[-6:])[:600]
+        what = (
+            "the tree's requirements cannot be resolved: "
+            + " ".join(line.strip() for line in lines[-6:])[:600]
+        )
         fix = "make the index reachable (index_url, torch_index_url)" if network else "read the log above"
         raise Problem("network" if network else "resolve", what, fix)
     with open(out, encoding="utf-8") as stream:

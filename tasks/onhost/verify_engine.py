@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Whether an installed engine is the one that was asked for, by its properties and not by its version string.
+"""Whether an installed engine is the one that was asked for, by its properties, not by its version string.
 
-Run it with the environment's Python; standard library only. With --stdin, one JSON object, every part optional:
+Run it with the environment's Python; standard library only. With --stdin, one JSON object, all optional:
 
     extensions   modules that must import (native code)
     ops          operators that must be registered, NAME or NAMESPACE.NAME (default namespace _C)
@@ -14,7 +14,7 @@ Run it with the environment's Python; standard library only. With --stdin, one J
 
 Native code can end a process, so each import runs in one of its own. Every failure says what it means.
 
-stdout: {"checks": [{"id", "ok", "observed", "expected", "means"}], "versions", "seconds"}; with a failure also
+stdout: {"checks": [{"id", "ok", "observed", "expected", "means"}], "versions", "seconds"}; on failure also
 "error": {"id": "verify", "what", "fix"} and exit status 1.
 """
 
@@ -92,7 +92,9 @@ def public(version: Optional[str]) -> Optional[str]:
 def meaning(why: str) -> str:
     """What an import error of native code means."""
     if "undefined symbol" in why:
-        return "it was compiled against another torch than the one installed; build it again in this environment"
+        return (
+            "it was compiled against another torch than the one installed; build it again in this environment"
+        )
     if re.search(r"libcudart\.so|libcuda\.so|cannot open shared object", why):
         return "a library that it needs is missing: the NVIDIA driver, or CUDA's wheels of another major"
     if "GLIBC" in why:
@@ -116,7 +118,13 @@ class Verifier:
             {"id": identifier, "ok": bool(good), "observed": observed, "expected": expected,
              "means": "" if good else means}
         )  # fmt: skip
-        total = {"phase": "verify", "done": len(self.checks), "total": 0, "unit": "checks", "note": identifier}
+        total = {
+            "phase": "verify",
+            "done": len(self.checks),
+            "total": 0,
+            "unit": "checks",
+            "note": identifier,
+        }
         print("#progress " + json.dumps(total), file=sys.stderr, flush=True)
 
 
@@ -173,7 +181,9 @@ def bring_about(request: Dict[str, Any]) -> Dict[str, Any]:
         if caps and request.get("capability"):
             found = sorted({"%d.%d" % tuple(cap) for cap in caps})
             means = "these are other GPUs than the engine was compiled for"
-            verify.add("compute capability", found == [request["capability"]], found, request["capability"], means)
+            verify.add(
+                "compute capability", found == [request["capability"]], found, request["capability"], means
+            )
     result: Dict[str, Any] = {
         "checks": verify.checks, "versions": versions, "seconds": round(time.monotonic() - began, 1),
     }  # fmt: skip

@@ -146,7 +146,7 @@ else()
 endif()
 """
 
-CPU_ONLY = """\
+OTHER_DEVICE = """\
 include(FetchContent)
 FetchContent_Declare(oneDNN GIT_REPOSITORY @BASE@/none.git GIT_TAG v3.10)
 """
@@ -296,7 +296,7 @@ class Source:
             "setup.py": SETUP,
             "CMakeLists.txt": filled(CMAKE),
             "cmake/external_projects/deepgemm.cmake": filled(DEEPGEMM),
-            "cmake/cpu_extension.cmake": filled(CPU_ONLY),
+            "cmake/rocm_extension.cmake": filled(OTHER_DEVICE),
             "tools/launch.sh": LAUNCH,
             "vllm/__init__.py": "",
             "vllm/entry.py": ENTRY,
