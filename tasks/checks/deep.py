@@ -1,4 +1,4 @@
-"""What the deep probe (`tasks/onhost/deep_probe.py`) measured, as findings, and the NCCL settings it proves."""
+"""What the deep probe (`onhost/deep_probe.py`) measured, as findings, and the NCCL settings it proves."""
 
 from __future__ import annotations
 
@@ -165,8 +165,8 @@ def _all_reduce(needs: Needs, host: HostFacts, result: Mapping[str, Any]) -> lis
     if result.get("copies") is None:
         return [skipped(id, str(verdict["why"]))]
     if not runs:
-        single = int(result["torch"].get("gpus") or 0) < 2
-        return [ok(id, "a single GPU") if single else skipped(id, "time ran out before it was tried")]
+        single = len(result["copies"]["host_device"]) < 2
+        return [ok(id, str(verdict["why"])) if single else skipped(id, "time ran out before it was tried")]
     told = "; ".join(_run(run) for run in runs)
     if not verdict["works"]:
         return [

@@ -12,6 +12,8 @@ from tasks.findings import Finding, fail, ok, skipped, warn
 
 # Below this much left over, logs and caches fill the disk in days.
 SPARE_BYTES = 2 * 1024**3
+# Where Docker keeps images unless its configuration says otherwise (dockerd(8), data-root).
+DOCKER_ROOT = "/var/lib/docker"
 DOCKER_DEFAULT_SHM = 64 * 1024**2
 
 
@@ -39,13 +41,21 @@ class Shared:
         return f"{self.facts.mount or self.facts.at or self.facts.path} ({', '.join(what)})"
 
 
+def place_of(need: DiskNeed, host: HostFacts) -> PathFacts:
+    """Where a need goes: Docker's folder may have been moved, and the daemon says where to."""
+    moved = host.docker.root if host.docker else None
+    if need.path == DOCKER_ROOT and moved and moved in host.disk.paths:
+        return host.disk.at(moved)
+    return host.disk.at(need.path)
+
+
 def by_filesystem(needs: Needs, host: HostFacts) -> list[Shared]:
     """The needs grouped by the file system that they share."""
     groups: dict[str, list[DiskNeed]] = {}
     for need in needs.disk:
-        facts = host.disk.at(need.path)
+        facts = place_of(need, host)
         groups.setdefault(facts.filesystem or facts.path, []).append(need)
-    return [Shared(host.disk.at(items[0].path), tuple(items)) for items in groups.values()]
+    return [Shared(place_of(items[0], host), tuple(items)) for items in groups.values()]
 
 
 def space(needs: Needs, host: HostFacts) -> Finding:
@@ -119,7 +129,7 @@ def inodes(needs: Needs, host: HostFacts) -> Finding:
         )
     if not seen:
         return skipped("disk.inodes", "; ".join(unread))
-    return ok("disk.inodes", "enough inodes", "; ".join(seen))
+    return ok("disk.inodes", "enough inodes", "; ".join([*seen, *unread]))
 
 
 def shm(needs: Needs, host: HostFacts) -> Finding:

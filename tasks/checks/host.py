@@ -268,7 +268,7 @@ def ulimits(needs: Needs, host: HostFacts) -> Finding:
     if system.nofile_hard is None:
         return skipped("host.ulimits", "the limits could not be read")
     observed = f"nofile {_limit(system.nofile_soft)} (hard {_limit(system.nofile_hard)}), " + (
-        f"memlock {_limit(system.memlock_hard)} KiB"
+        f"memlock {_limit(system.memlock_hard, ' KiB')}"
     )
     managed = bool(system.systemd and system.root)
     if system.nofile_hard < 1024:
@@ -300,8 +300,8 @@ def ulimits(needs: Needs, host: HostFacts) -> Finding:
     return ok("host.ulimits", "limits are high enough", observed)
 
 
-def _limit(value: int | None) -> str:
-    return "unknown" if value is None else ("unlimited" if value >= 1 << 60 else str(value))
+def _limit(value: int | None, unit: str = "") -> str:
+    return "unknown" if value is None else ("unlimited" if value >= 1 << 60 else f"{value}{unit}")
 
 
 def ports(needs: Needs, host: HostFacts) -> Finding:

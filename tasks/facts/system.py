@@ -270,17 +270,37 @@ def parse_cgroup(sections: Mapping[str, Section]) -> CgroupFacts:
     ]
     swaps = [v for files in folders.values() if (v := _limit(files.get("memory.swap.max"))) is not None]
     pids = [v for files in folders.values() if (v := _limit(files.get("pids.max"))) is not None]
-    nearest = next((f for f in folders.values() if "memory.current" in f or "memory.usage_in_bytes" in f), {})
+    limiting = _limiting(list(folders.values()))
     return CgroupFacts(
         version=2 if v2 else 1,
         memory_max=min(limits, default=None),
-        memory_current=_limit(nearest.get("memory.current") or nearest.get("memory.usage_in_bytes")),
-        memory_inactive=_limit(nearest.get("memory.inactive") or nearest.get("memory.inactive_own")),
+        memory_current=_limit(limiting.get("memory.current") or limiting.get("memory.usage_in_bytes")),
+        memory_inactive=_limit(limiting.get("memory.inactive") or limiting.get("memory.inactive_own")),
         swap_max=min(swaps, default=None),
         cpus=min(quotas, default=None),
         cpuset=min(sets, default=None),
         pids_max=min(pids, default=None),
     )
+
+
+def _limiting(folders: list[dict[str, str]]) -> dict[str, str]:
+    """The cgroup whose own limit is the tightest: what is used there counts, not this process's share.
+
+    The nearest one that tells its usage, where no limit is set (or only one above all that may be read).
+    """
+    usage = [files for files in folders if "memory.current" in files or "memory.usage_in_bytes" in files]
+    own = [
+        (min(limits), position)
+        for position, files in enumerate(usage)
+        if (
+            limits := [
+                value
+                for name in ("memory.max", "memory.high", "memory.limit_in_bytes")
+                if (value := _limit(files.get(name))) is not None
+            ]
+        )
+    ]
+    return usage[min(own)[1]] if own else next(iter(usage), {})
 
 
 def _limit(raw: str | None) -> int | None:

@@ -11,6 +11,7 @@ from tasks import checks
 from tasks.checks import DiskNeed, Needs, build, disk, run_checks
 from tasks.checks import host as host_checks
 from tasks.facts import HostFacts
+from tasks.facts.cuda import DockerFacts
 from tasks.facts.net import Listener, NetFacts, Owner
 from tasks.facts.tools import CondaFacts, EnvFacts, PythonFacts, Tool, ToolFacts
 from tasks.findings import Finding
@@ -200,6 +201,16 @@ def test_what_shares_one_disk_is_added_up(host: MakeHost, needs: MakeNeeds) -> N
     assert finding.observed == "/ (env, model): 200 GiB free, 240 GiB needed, 40.0 GiB short"
     two_disks = host(disk=[place("/models", filesystem="/dev/vdb", mount="/models")])
     assert disk.space(wanted, two_disks).status == "ok"
+
+
+def test_an_image_goes_where_dockers_folder_really_is(host: MakeHost, needs: MakeNeeds) -> None:
+    wanted = needs(disk=(DiskNeed("/var/lib/docker", 30 * GIB, 0, "image"),))
+    moved = host(
+        disk=[place("/data/docker", filesystem="/dev/vdb", mount="/data", free_bytes=10 * GIB)],
+        docker=DockerFacts("/usr/bin/docker", "27.3.1", root="/data/docker"),
+    )
+    finding = disk.space(wanted, moved)
+    assert finding.status == "fail" and "/data (image): 10.0 GiB free" in (finding.observed or "")
 
 
 def test_next_to_nothing_left_over_is_a_warning(host: MakeHost, needs: MakeNeeds) -> None:

@@ -226,7 +226,8 @@ def test_p2p_that_hangs_warns_and_gives_the_proven_settings(needs: MakeNeeds) ->
         {"ranks": 2, "p2p": False, "status": "ok", "bus_gb_s": 12.0, "latency_us": 60.0},
     ]
     verdict = {
-        "p2p": False, "works": True, "env": {"NCCL_P2P_DISABLE": "1"}, "flags": {"disable-custom-all-reduce": True},
+        "p2p": False, "works": True, "env": {"NCCL_P2P_DISABLE": "1"},
+        "flags": {"disable-custom-all-reduce": True},
         "why": "with P2P all_reduce over 2 GPUs hangs, without P2P it works",
     }  # fmt: skip
     found = judged(needs, all_reduce=runs, verdict=verdict)
@@ -264,6 +265,20 @@ def test_nvlink_is_held_to_its_own_rate(needs: MakeNeeds) -> None:
     findings = {f.id: f for f in deep_findings(wanted, gpu_host("h200-x2"), document())}
     assert findings["deep.peer"].status == "warn" and findings["deep.peer"].expected == ">= 239 GB/s"
     assert findings["deep.all_reduce"].status == "warn"
+
+
+def test_one_gpu_of_several_has_nothing_to_prove(needs: MakeNeeds) -> None:
+    one = {**document()["copies"], "host_device": document()["copies"]["host_device"][:1], "peers": []}
+    verdict = {
+        "p2p": None,
+        "works": True,
+        "env": {},
+        "flags": {},
+        "why": "a single GPU needs no NCCL settings",
+    }
+    found = judged(needs, copies=one, all_reduce=[], verdict=verdict)
+    assert found["deep.all_reduce"] == ("ok", "a single GPU needs no NCCL settings")
+    assert "deep.peer" not in found
 
 
 def test_processes_that_cannot_be_ended_fail(needs: MakeNeeds) -> None:

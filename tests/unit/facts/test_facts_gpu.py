@@ -66,6 +66,22 @@ def test_a_real_h200_host_is_read_whole(recorded: Read) -> None:
     assert facts.nvlink and facts.nvlink.speeds[1] == (26.562,) * 18
 
 
+def test_the_probes_own_answer_from_a_real_host_is_read_whole(recorded: Read) -> None:
+    request = ProbeRequest("/opt/rackwright", "/data/models", ports=(8000,), want_gpu=True, want_docker=True)
+    facts = parse_probe(recorded("h200x2/probe.txt"), request, received_at=1796015660.0)
+    assert facts.complete and facts.reasons == {}
+    assert (facts.system.systemd, facts.system.pid1, facts.system.clock_skew_s) == (False, "tini", -2.0)
+    assert (facts.cgroup.version, facts.cgroup.memory_max) == (2, 256 * 1024**3)
+    assert facts.cgroup.memory_used == 952287232 - 839147520
+    assert [gpu.reasons for gpu in facts.gpu.gpus] == [{}, {}], "every field that is asked for is known"
+    assert facts.gpu.kernel.libcuda_version == facts.gpu.kernel.module_version == "580.159.04"
+    assert facts.gpu.xids == () and facts.gpu.acs_redirect is None
+    assert facts.cuda.toolkits[0].release == "13.0" and len(facts.cuda.toolkits[0].headers) == 4
+    assert facts.tools.env and facts.tools.env.packages["torch"] == "2.11.0"
+    assert facts.disk.at("/dev/shm").total_bytes == 256 * 1024**3
+    assert facts.docker and facts.docker.why == "there is no docker"
+
+
 def test_xml_alone_tells_the_same(recorded: Read) -> None:
     log, why = parse_smi_xml(recorded("h200x2/smi_q.xml"))
     assert why is None

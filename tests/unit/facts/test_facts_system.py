@@ -54,6 +54,15 @@ def test_inactive_page_cache_is_not_counted_as_used() -> None:
     assert parse_cgroup(section("cgroup", text)).memory_used == 1_000_000_000
 
 
+def test_usage_is_that_of_the_group_with_the_limit() -> None:
+    text = (
+        "/sys/fs/cgroup/a/b/memory.max:max\n/sys/fs/cgroup/a/b/memory.current:1000\n"
+        "/sys/fs/cgroup/a/memory.max:9000\n/sys/fs/cgroup/a/memory.current:8000\n"
+    )
+    facts = parse_cgroup(section("cgroup", text))
+    assert (facts.memory_max, facts.memory_used) == (9000, 8000)
+
+
 def test_no_cgroup_files_is_said_and_not_guessed() -> None:
     facts = parse_cgroup({})
     assert facts.version is None
