@@ -7,7 +7,8 @@
 #
 # State in DIR: key, boot, pid, start (of that pid, so that a reused pid is not taken for ours),
 # started, ended, rc, log (stderr of the work), result (its stdout), input (its stdin).
-# A job is done only when rc exists; rc is written last, by rename.
+# A job is done only when rc exists; rc is written last, by rename. The room for rc, ended and result is
+# taken at the start, so that a job that fills the disk can still say so.
 set -u
 
 boot_id() { cat /proc/sys/kernel/random/boot_id 2>/dev/null || echo unknown; }
@@ -31,9 +32,10 @@ run)
     start_of $$ >start
     echo $$ >pid.new && mv pid.new pid
     # what the work makes, a service user must be able to read; the job's own state stays ours
-    (umask 022 && exec sh ./command) <input >result 2>>log
-    echo $? >rc.new
-    date +%s >ended
+    (umask 022 && exec sh ./command) <input 1<>result 2>>log
+    code=$?
+    date +%s 1<>ended
+    printf '%-8s' $code 1<>rc.new
     sync rc.new 2>/dev/null
     mv rc.new rc
     ;;
@@ -43,7 +45,7 @@ start)
     # mkdir is the lock: two controllers at once start one job, not two.
     if ! mkdir starting 2>/dev/null; then
         if [ -n "$(find starting -maxdepth 0 -mmin +2 2>/dev/null)" ]; then rmdir starting; fi
-        mkdir starting 2>/dev/null || { echo "busy"; exit 0; }
+        why=$(mkdir starting 2>&1) || { [ -d starting ] && echo busy && exit 0; echo "$why" >&2; exit 1; }
     fi
     trap 'rmdir "$dir/starting" 2>/dev/null' EXIT
     old=$(cat key 2>/dev/null)
@@ -52,13 +54,14 @@ start)
         if [ "$old" = "$key" ]; then echo attached; else echo "other $old"; fi
         exit 0 ;;
     done)
-        if [ "$old" = "$key" ] && [ "$(cat rc)" = 0 ] && [ ! -f again ]; then echo done; exit 0; fi ;;
+        if [ "$old" = "$key" ] && [ "$(tr -d ' ' <rc)" = 0 ] && [ ! -f again ]; then echo done; exit 0; fi ;;
     esac
     if [ -f command.new ]; then mv -f command.new command; mv -f input.new input; fi
     rm -f rc ended pid boot start again result
     [ -f log ] && mv -f log log.1
     : >log
-    printf %s "$key" >key
+    { printf '%8s' '' >rc.new && printf '%16s' '' >ended && printf '%65536s' '' >result; } || exit 1
+    printf %s "$key" >key || exit 1
     date +%s >started
     # A system unit outlives logout. A user's manager does not (without lingering), setsid does.
     if [ -n "$unit" ] && [ -d /run/systemd/system ] && [ "$(id -u)" = 0 ]; then
@@ -79,12 +82,12 @@ status)
     s=$(state)
     echo "state=$s"
     echo "key=$(cat key 2>/dev/null)"
-    echo "rc=$(cat rc 2>/dev/null)"
+    echo "rc=$(tr -d ' ' <rc 2>/dev/null)"
     echo "started=$(cat started 2>/dev/null)"
-    echo "ended=$(cat ended 2>/dev/null)"
+    echo "ended=$(tr -d ' ' <ended 2>/dev/null)"
     echo "now=$(date +%s)"
     echo "log=$(tail -c "$3" log 2>/dev/null | base64 | tr -d '\n')"
-    if [ "$s" = done ]; then echo "result=$(base64 <result 2>/dev/null | tr -d '\n')"; fi
+    if [ "$s" = done ]; then echo "result=$(sed 's/ *$//' result 2>/dev/null | base64 | tr -d '\n')"; fi
     ;;
 cancel)
     cd "$2" 2>/dev/null || exit 0

@@ -57,7 +57,7 @@ def job(tmp_path: Path) -> OnHost:
 def test_a_job_reads_its_input_and_leaves_result_log_and_exit_code(job: OnHost) -> None:
     assert job.start("k1", "cat; echo note >&2; exit 3", "hello") == "started"
     now = job.wait(lambda state: state.state == "done")
-    assert (now.rc, now.result, now.log, now.key) == (3, "hello", "note\n", "k1")
+    assert (now.rc, now.result.strip(), now.log, now.key) == (3, "hello", "note\n", "k1")
 
 
 def test_a_finished_job_is_not_run_again_for_the_same_key(job: OnHost, tmp_path: Path) -> None:
