@@ -22,7 +22,9 @@ alive() {
 }
 
 state() {
-    if [ -f rc ]; then echo done; elif alive; then echo running; elif [ -f key ]; then echo dead; else echo absent; fi
+    if [ -f rc ]; then echo done; elif alive; then echo running
+    elif [ -f rc ]; then echo done # it ended between the two looks
+    elif [ -f key ]; then echo dead; else echo absent; fi
 }
 
 case "$1" in
