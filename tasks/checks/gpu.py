@@ -7,7 +7,7 @@ from collections import Counter
 from tasks.checks.needs import Needs
 from tasks.checks.words import names, plural
 from tasks.facts import HostFacts
-from tasks.facts.gpu import Gpu, GpuFacts
+from tasks.facts.gpu import Gpu, GpuFacts, GpuProcess
 from tasks.findings import Finding, fail, ok, skipped, warn
 
 # Compute capability by product name, for tools too old to say it (NVIDIA, "CUDA GPUs" list).
@@ -427,8 +427,7 @@ def idle(needs: Needs, host: HostFacts) -> Finding:
         (process.pid, process.name)
         for gpu in used
         for process in gpu.processes
-        if process.pid not in needs.own_pids
-        and not (process.name or "").startswith(needs.root.rstrip("/") + "/")
+        if not is_ours(process, needs)
     }
     ours = {process.pid for gpu in used for process in gpu.processes} - {pid for pid, _ in strangers}
     busy = [gpu for gpu in used if (gpu.memory_used or 0) > IDLE_MIB]
@@ -456,6 +455,14 @@ def idle(needs: Needs, host: HostFacts) -> Finding:
         fix=f"Stop {who}." if who else "Find and stop what holds it: `nvidia-smi` on the machine itself.",
         reference="vLLM refuses to start when free memory is below gpu-memory-utilization of the total",
     )
+
+
+def is_ours(process: GpuProcess, needs: Needs) -> bool:
+    """A process of this deployment: its main process or started by it, or at home under its root."""
+    home = needs.root.rstrip("/") + "/"
+    places = (process.name or "", process.exe or "", (process.cwd or "") + "/")
+    family = {process.pid, *process.ancestors}
+    return bool(family & set(needs.own_pids)) or any(place.startswith(home) for place in places)
 
 
 def _held(busy: list[Gpu]) -> str:

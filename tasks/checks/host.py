@@ -318,6 +318,9 @@ def ports(needs: Needs, host: HostFacts) -> Finding:
         owners = host.net.owners.get(port, ())
         if sockets and owners and all(is_ours(owner, needs) for owner in owners):
             ours.append(f"{port} by pid {owners[0].pid}")
+        elif sockets and not owners and needs.own_pids:
+            # Another user's sockets have no visible owner; our service runs, so it is taken for the holder.
+            ours.append(f"{port} by pid {needs.own_pids[0]}, as far as can be seen")
         elif sockets:
             uid = sockets[0].uid
             hidden = f"a process of uid {uid} that is not visible from here"

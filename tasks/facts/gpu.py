@@ -33,11 +33,14 @@ class Smi:
 
 @dataclass(frozen=True)
 class GpuProcess:
-    """A process on a GPU, as far as this container may see it."""
+    """A process on a GPU, as far as this container may see it. `ancestors` are pids, the parent first."""
 
     pid: int
     name: str | None = None
     memory_mib: int | None = None
+    ancestors: tuple[int, ...] = ()
+    exe: str | None = None
+    cwd: str | None = None
 
 
 @dataclass(frozen=True)
@@ -171,7 +174,7 @@ def parse_gpu(sections: Mapping[str, Section], asked: bool = True) -> GpuFacts:
     log, why_no_xml = parse_smi_xml(get_section(sections, "gpu.xml").text)
     if smi.trouble is None and not table.gpus and not query and not log.gpus:
         smi = replace(smi, trouble="other", message=smi.message or plain_smi.why)
-    gpus = merge_gpus(query, log.gpus, table.gpus)
+    gpus = with_owners(merge_gpus(query, log.gpus, table.gpus), get_section(sections, "gpu.procs").text)
     driver = log.driver or table.driver or next((d for d in (driver_of(query)) if d), None)
     reasons: dict[str, str] = {}
     if driver is None:
@@ -497,6 +500,27 @@ def _filled(gpu: Gpu, other: Gpu | None) -> Gpu:
         if name not in ("index", "reasons") and getattr(gpu, name) in (None, ()) and value not in (None, ())
     }
     return replace(gpu, **missing)
+
+
+def with_owners(gpus: tuple[Gpu, ...], text: str) -> tuple[Gpu, ...]:
+    """The GPUs with what the host's own process table says about their processes."""
+    known: dict[int, tuple[tuple[int, ...], str | None, str | None]] = {}
+    for line in text.splitlines():
+        fields = line.removeprefix("proc=").split("\t")
+        pid = int_of(fields[0]) if line.startswith("proc=") and len(fields) == 5 else None
+        if pid is not None:
+            ancestors = tuple(int(word) for word in fields[1].split(",") if word.isdigit() and len(word) < 10)
+            known[pid] = (ancestors, fields[3] or None, fields[4] or None)
+    if not known:
+        return gpus
+
+    def told(process: GpuProcess) -> GpuProcess:
+        if process.pid not in known:
+            return process
+        ancestors, exe, cwd = known[process.pid]
+        return replace(process, ancestors=ancestors, exe=exe, cwd=cwd)
+
+    return tuple(replace(gpu, processes=tuple(told(process) for process in gpu.processes)) for gpu in gpus)
 
 
 def parse_driver(section: Section) -> DriverFacts:

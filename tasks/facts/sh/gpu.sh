@@ -34,6 +34,22 @@ rw_xml() {
   printf '%s\n' "$rw_a" | sed -e '/<supported_clocks>/,/<\/supported_clocks>/d' -e 's/^[[:space:]]*//'
   return "$rw_c"
 }
+# rw_procs PID...: who these are, with all that started them: engines rename their workers.
+# proc=PID<TAB>PARENT,ITS PARENT,...<TAB>NAME<TAB>PROGRAM<TAB>FOLDER
+rw_procs() {
+  for rw_q in "$@"; do
+    [ -d "/proc/$rw_q" ] || continue
+    rw_a=$rw_q; rw_v=; rw_i=0
+    while [ "$rw_i" -lt 12 ]; do
+      rw_a=$(sed -n 's/^PPid:[^0-9]*//p' "/proc/$rw_a/status" 2>/dev/null)
+      case $rw_a in ''|0|1) break ;; esac
+      rw_v=$rw_v${rw_v:+,}$rw_a
+      rw_i=$((rw_i + 1))
+    done
+    printf 'proc=%s\t%s\t%s\t%s\t%s\n' "$rw_q" "$rw_v" "$(cat "/proc/$rw_q/comm" 2>/dev/null)" \
+      "$(readlink "/proc/$rw_q/exe" 2>/dev/null)" "$(readlink "/proc/$rw_q/cwd" 2>/dev/null)"
+  done
+}
 rw_nodes() {
   for rw_k in /dev/nvidia[0-9]* /dev/nvidiactl /dev/nvidia-uvm /dev/nvidia-uvm-tools /dev/nvidia-modeset /dev/gdrdrv \
     /dev/infiniband/uverbs* /dev/dxg; do
@@ -105,6 +121,8 @@ rw_note
 rw_ask query $((rw_smi_s * 2)) 65536 rw_query
 rw_count=$(printf '%s\n' "$rw_o" | grep -cE '^[0-9]+, ')
 rw_ask xml $((rw_smi_s + 4)) 524288 rw_xml
+rw_pids=$(printf '%s\n' "$rw_o" | sed -n 's/^<pid>\([0-9]*\)<.*/\1/p' | sort -u | head -n 64)
+[ "$rw_pids" ] && rw gpu.procs 6 16384 rw_procs $rw_pids
 if [ "$rw_count" -gt 1 ]; then
   rw_ask topo $((rw_smi_s + 4)) 32768 t "$rw_smi_s" "$rw_smi" topo -m
   rw_ask p2p_read $((rw_smi_s + 4)) 32768 t "$rw_smi_s" "$rw_smi" topo -p2p r

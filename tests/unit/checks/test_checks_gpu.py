@@ -267,6 +267,15 @@ def test_our_own_engine_is_no_stranger(rtx: Needs) -> None:
     finding = gpu.idle(rtx, theirs)
     assert (finding.status, finding.fix) == ("fail", "Stop pid 501 (python3).")
     assert gpu.idle(replace(rtx, own_pids=(501,)), theirs).status == "ok"
+    worker = GpuProcess(777, "VLLM::Worker_TP0", 80000, ancestors=(776, 501))
+    assert (
+        gpu.idle(
+            replace(rtx, own_pids=(501,)), with_gpus(host, memory_used=85000, processes=(worker,))
+        ).status
+        == "ok"
+    )
+    at_home = GpuProcess(777, "VLLM::Worker_TP0", 80000, cwd="/opt/rackwright/run")
+    assert gpu.idle(rtx, with_gpus(host, memory_used=85000, processes=(at_home,))).status == "ok"
     hidden = with_gpus(host, memory_used=85000)
     assert gpu.idle(replace(rtx, own_pids=(7,)), hidden).status == "ok"
 

@@ -188,6 +188,13 @@ def test_a_stranger_on_the_port_is_named_and_our_own_service_is_not_a_stranger(
     assert host_checks.ports(needs(own_pids=(78,)), other).status == "ok"
 
 
+def test_a_hidden_owner_is_our_service_when_that_runs(host: MakeHost, needs: MakeNeeds) -> None:
+    hidden = host(net=NetFacts(listeners=(Listener(8000, "0.0.0.0", 1000),)))
+    finding = host_checks.ports(needs(own_pids=(99,)), hidden)
+    assert (finding.status, finding.observed) == ("ok", "8000 by pid 99, as far as can be seen")
+    assert host_checks.ports(needs(), hidden).status == "fail"
+
+
 def test_what_shares_one_disk_is_added_up(host: MakeHost, needs: MakeNeeds) -> None:
     wanted = needs(
         disk=(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import random
 import re
 import subprocess
@@ -394,6 +395,25 @@ def test_the_probe_reads_every_replayed_host(name: str, tmp_path: Path) -> None:
     assert facts.gpu.p2p_read and facts.gpu.p2p_read.among() == {"OK"}
     capability = {"rtx-pro-6000-x4": "12.0", "old-tool": None}.get(name, "9.0")
     assert {gpu.compute_capability for gpu in facts.gpu.gpus} == {capability}
+
+
+def test_processes_on_gpus_are_traced_to_what_started_them(tmp_path: Path) -> None:
+    install("h200-x2", tmp_path)
+    child = subprocess.Popen(["sleep", "30"], cwd=tmp_path)
+    try:
+        path = tmp_path / "replay" / "smi_q.xml"
+        info = f"<process_info><pid>{child.pid}</pid><process_name>VLLM::Worker</process_name></process_info>"
+        path.write_text(path.read_text().replace("<processes>", f"<processes>\n{info}", 1))
+        # one tag a line, as the real tool prints it
+        path.write_text(path.read_text().replace("><", ">\n<"))
+        facts, _ = probe_with(tmp_path)
+    finally:
+        child.kill()
+        child.wait()
+    (process,) = facts.gpu.gpus[0].processes
+    assert (process.name, process.cwd) == ("VLLM::Worker", str(tmp_path))
+    assert process.ancestors[0] == os.getpid()
+    assert (process.exe and "sleep" in process.exe) or "coreutils" in (process.exe or "")
 
 
 def test_an_old_tool_is_asked_again_without_the_fields_it_does_not_know(tmp_path: Path) -> None:
