@@ -203,7 +203,7 @@ def install_locked(
         "wheels": plan.layout.wheels,
         **index,
         "tmp": plan.layout.tmp,
-        "pip_cache": f"{plan.layout.root}/cache/pip",
+        "pip_cache": None,  # the wheelhouse is the cache
         **more,
     }
     if index["offline"]:
