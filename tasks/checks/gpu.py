@@ -291,6 +291,7 @@ def ecc(needs: Needs, host: HostFacts) -> Finding:
     reference = "NVIDIA GPU memory error management: row remapping, reset to apply"
     failed = [gpu for gpu in facts.gpus if gpu.remap_failed]
     errors = [gpu for gpu in facts.gpus if gpu.ecc_uncorrected]
+    asked = [gpu for gpu in facts.gpus if gpu.recovery_action]
     pending = [gpu for gpu in facts.gpus if gpu.remap_pending or gpu.repair_pending]
     if failed:
         return fail(
@@ -313,6 +314,15 @@ def ecc(needs: Needs, host: HostFacts) -> Finding:
             fix=f"Stop what uses it, then nvidia-smi --gpu-reset -i {','.join(str(g.index) for g in bad)} "
             "(or reboot); replace the GPU if errors come back.",
             reference=reference,
+        )
+    if asked:
+        return fail(
+            "gpu.ecc",
+            f"the driver asks for a recovery of {_which(asked)}",
+            observed=names(f"GPU {gpu.index}: {gpu.recovery_action}" for gpu in asked),
+            expected="no recovery action",
+            fix="Do what it names: reset the GPU (nvidia-smi --gpu-reset -i INDEX), or reboot.",
+            reference="nvidia-smi -q, GPU Recovery Action; Xid 154",
         )
     on = [gpu for gpu in facts.gpus if gpu.ecc]
     off = [gpu for gpu in facts.gpus if gpu.ecc is False]
@@ -431,6 +441,16 @@ def idle(needs: Needs, host: HostFacts) -> Finding:
     }
     ours = {process.pid for gpu in used for process in gpu.processes} - {pid for pid, _ in strangers}
     busy = [gpu for gpu in used if (gpu.memory_used or 0) > IDLE_MIB]
+    closed = [gpu for gpu in used if gpu.compute_mode == "Prohibited"]
+    if closed:
+        return fail(
+            "gpu.idle",
+            f"{_which(closed)} takes no programs: its compute mode is Prohibited",
+            observed="compute mode Prohibited",
+            expected="Default",
+            fix=f"nvidia-smi -i {','.join(str(gpu.index) for gpu in closed)} -c 0",
+            reference="nvidia-smi(1), compute mode",
+        )
     if all(gpu.memory_used is None for gpu in used) and not strangers:
         return skipped("gpu.idle", "memory in use could not be read")
     if not busy:

@@ -85,13 +85,11 @@ class Gpu:
 
 @dataclass(frozen=True)
 class PciGpu:
-    """A GPU as the bus shows it, with or without a driver. `port_width` is the slot's widest link."""
+    """A GPU as the bus shows it, with or without a driver. `iommu` is the type of its IOMMU domain."""
 
     address: str
     device: str | None = None
     numa_node: int | None = None
-    link_width_max: int | None = None
-    port_width: int | None = None
     driver: str | None = None
     iommu: str | None = None
 
@@ -555,24 +553,13 @@ def _library_version(path: str | None) -> str | None:
 
 
 def parse_pci(text: str) -> tuple[PciGpu, ...]:
-    """GPUs from sysfs, display audio and bridges left out."""
+    """GPUs from sysfs."""
     found = []
     for line in text.splitlines():
         words = line.removeprefix("pci=").split()
-        if not line.startswith("pci=") or len(words) < 11:
-            continue
-        address, _, device, numa, _, _, _, width_max, port_width, driver, iommu = words[:11]
-        found.append(
-            PciGpu(
-                address=address,
-                device=value_of(device),
-                numa_node=int_of(numa),
-                link_width_max=int_of(width_max),
-                port_width=int_of(port_width),
-                driver=value_of(driver),
-                iommu=value_of(iommu),
-            )
-        )
+        if line.startswith("pci=") and len(words) == 5:
+            address, device, numa, driver, iommu = words
+            found.append(PciGpu(address, value_of(device), int_of(numa), value_of(driver), value_of(iommu)))
     return tuple(found)
 
 

@@ -74,21 +74,15 @@ rw_nodes() {
   env | grep -E '^(CUDA_VISIBLE_DEVICES|NVIDIA_VISIBLE_DEVICES|NCCL_[A-Z0-9_]*|CUDA_DEVICE_ORDER)=' | sed 's/^/env./'
   kv iommu_groups "$(ls /sys/kernel/iommu_groups 2>/dev/null | grep -c .)"
 }
-# pci=ADDRESS CLASS DEVICE NUMA SPEED MAXSPEED WIDTH MAXWIDTH PORTMAXWIDTH DRIVER IOMMUTYPE (- for none)
+# pci=ADDRESS DEVICE NUMANODE DRIVER IOMMUTYPE (- for none)
 rw_pci() {
-  rw_1() { rw_a=$(cat "$1" 2>/dev/null); printf ' %s' "$(printf '%s' "${rw_a:--}" | tr ' ' '_')"; }
   for rw_k in /sys/bus/pci/devices/*; do
     [ "$(cat "$rw_k/vendor" 2>/dev/null)" = 0x10de ] || continue
     case $(cat "$rw_k/class") in 0x03*) ;; *) continue ;; esac
-    rw_q=$(readlink -f "$rw_k"); rw_q=${rw_q%/*}
-    printf 'pci=%s' "${rw_k##*/}"
-    for rw_v in class device numa_node current_link_speed max_link_speed current_link_width max_link_width; do
-      rw_1 "$rw_k/$rw_v"
-    done
-    rw_1 "$rw_q/max_link_width"
-    rw_v=$(readlink "$rw_k/driver" 2>/dev/null); printf ' %s' "${rw_v##*/}-" | sed 's/\(.\)-$/\1/'
-    rw_1 "$rw_k/iommu_group/type"
-    echo
+    rw_v=$(readlink "$rw_k/driver" 2>/dev/null); rw_v=${rw_v##*/}
+    rw_q=$(cat "$rw_k/iommu_group/type" 2>/dev/null)
+    printf 'pci=%s %s %s %s %s\n' "${rw_k##*/}" "$(cat "$rw_k/device")" "$(cat "$rw_k/numa_node")" \
+      "${rw_v:--}" "${rw_q:--}"
   done
 }
 rw_kernel_log() {

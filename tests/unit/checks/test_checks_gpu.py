@@ -210,6 +210,11 @@ def test_memory_errors_and_pending_repairs_fail_with_the_gpu_named(h20: Needs) -
     assert gpu.ecc(h20, host).status == "ok"
 
 
+def test_a_recovery_that_the_driver_asks_for_fails(h20: Needs) -> None:
+    finding = gpu.ecc(h20, with_gpus(gpu_host("h20-x8"), {"recovery_action": "Reset"}))
+    assert (finding.status, finding.observed) == ("fail", "GPU 0: Reset")
+
+
 def test_ecc_that_is_off_is_fine_and_unread_is_skipped(rtx: Needs, h200: Needs) -> None:
     off = gpu_host("rtx-pro-6000-x4")
     assert gpu.ecc(rtx, off).summary.startswith("ECC is off")
@@ -278,6 +283,11 @@ def test_our_own_engine_is_no_stranger(rtx: Needs) -> None:
     assert gpu.idle(rtx, with_gpus(host, memory_used=85000, processes=(at_home,))).status == "ok"
     hidden = with_gpus(host, memory_used=85000)
     assert gpu.idle(replace(rtx, own_pids=(7,)), hidden).status == "ok"
+
+
+def test_a_gpu_that_takes_no_programs_fails(rtx: Needs) -> None:
+    host = with_gpus(gpu_host("rtx-pro-6000-x4"), {"compute_mode": "Prohibited"})
+    assert gpu.idle(rtx, host).fix == "nvidia-smi -i 0 -c 0"
 
 
 def test_a_little_memory_in_use_only_warns(rtx: Needs) -> None:

@@ -331,13 +331,17 @@ def test_the_drivers_pieces_are_read() -> None:
     assert facts.env == {"NCCL_P2P_DISABLE": "1"}
 
 
-def test_gpus_on_the_bus_are_read_with_their_slot() -> None:
-    (gpu,) = parse_pci(
-        "pci=0000:06:00.0 0x030200 0x2bb5 0 2.5_GT/s_PCIe 32.0_GT/s_PCIe 16 16 8 nvidia DMA-FQ\nother\n"
+def test_gpus_on_the_bus_are_read_with_driver_and_iommu() -> None:
+    bound, free = parse_pci(
+        "pci=0000:06:00.0 0x2bb5 0 nvidia DMA-FQ\nother\npci=0000:07:00.0 0x2bb5 -1 - -\n"
     )
-    assert (gpu.address, gpu.device, gpu.numa_node, gpu.port_width, gpu.iommu) == (
-        "0000:06:00.0", "0x2bb5", 0, 8, "DMA-FQ",
-    )  # fmt: skip
+    assert (bound.address, bound.device, bound.driver, bound.iommu) == (
+        "0000:06:00.0",
+        "0x2bb5",
+        "nvidia",
+        "DMA-FQ",
+    )
+    assert (free.driver, free.iommu) == (None, None)
 
 
 def test_toolkits_are_listed_with_their_headers(recorded: Read) -> None:
@@ -466,7 +470,7 @@ def test_random_damage_to_gpu_output_never_raises() -> None:
             "p2p_read": "p2p_read.txt", "p2p_write": "p2p_write.txt",
         }.items()
     )  # fmt: skip
-    extra = "@@rw:gpu.nodes\nnode./dev/nvidia0=yes\nmodule=580.1\n@@rw:gpu.pci\npci=0 1 2 3 4 5 6 7 8 9 a\n"
+    extra = "@@rw:gpu.nodes\nnode./dev/nvidia0=yes\nmodule=580.1\n@@rw:gpu.pci\npci=0 1 2 3 4\n"
     request = ProbeRequest("/r", "/m", want_gpu=True)
     rng = random.Random(580)
     for _ in range(80):
