@@ -143,7 +143,7 @@ def parse_system(sections: Mapping[str, Section], received_at: float | None = No
         return int(raw) if raw.isdigit() and len(raw) < 19 else None
 
     libc = text("libc")
-    epoch = int_of(pairs.get("epoch"))
+    epoch = int_of(get_section(sections, "end").text) or int_of(pairs.get("epoch"))
     state = pairs.get("systemd_state") or None
     return SystemFacts(
         sysname=text("sysname"),

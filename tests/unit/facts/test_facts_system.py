@@ -106,6 +106,11 @@ def test_system_of_a_container_without_systemd() -> None:
     assert facts.cmdline == "iommu=pt"
 
 
+def test_the_clock_is_compared_as_it_was_at_the_end_of_the_probe() -> None:
+    sections = split_sections("@@rw:system\nepoch=1000\n@@rc:0\n@@rw:end\n1030\n@@rc:0\n")
+    assert parse_system(sections, received_at=1030.5).clock_skew_s == -0.5
+
+
 def test_ldd_lines_of_glibc_and_musl_are_told_apart() -> None:
     ubuntu = parse_system(section("system", "libc=ldd (Ubuntu GLIBC 2.39-0ubuntu8.9) 2.39"))
     alpine = parse_system(section("system", "libc=musl libc (x86_64) Version 1.2.4"))
