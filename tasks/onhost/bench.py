@@ -56,6 +56,8 @@ if TYPE_CHECKING:
 PERCENTILES = (50, 95, 99)
 LATENCIES = ("ttft", "tpot", "itl", "e2el")
 REPEATS = 2  # of a run that compiled kernels
+BUNDLED = 1e-4  # seconds
+SHORT_RUN = 5.0  # seconds
 SAMPLES_KEPT = 120  # of one run
 GPU_FIELDS = ("index", "utilization.gpu", "memory.used", "power.draw", "clocks.sm", "temperature.gpu")
 # flags that older versions of `vllm bench serve` lack; without them a run still means what it says
@@ -150,6 +152,31 @@ def figures_of(raw: Json) -> dict[str, float]:
     return figures
 
 
+def bundled_share(raw: Json) -> float:
+    """Share of the tokens that came together with the one before: less than 0.1 ms apart."""
+    gaps = [gap for i in answered(raw) if i < len(list_of(raw, "itls")) for gap in raw["itls"][i]]
+    return sum(gap < BUNDLED for gap in gaps) / len(gaps) if gaps else 0.0
+
+
+def notes_of(raw: Json, figures: dict[str, float]) -> list[str]:
+    """What a reader must know of a run that counts."""
+    notes = []
+    bundled = bundled_share(raw)
+    if bundled > 0.2:
+        notes.append(
+            "%.0f %% of the tokens came in bundles (the client lags, or several are accepted at once): "
+            "TTFT and ITL are those of bundles" % (100 * bundled)
+        )
+    cached = figures.get("cached_prompt_share", 0.0)
+    if cached > 0.1:
+        notes.append("%.0f %% of the prompt tokens were read from the prefix cache" % (100 * cached))
+    if figures.get("preemptions"):
+        notes.append("%d requests were preempted: the KV cache is too small" % figures["preemptions"])
+    if 0 < figures.get("seconds", 0) < SHORT_RUN:
+        notes.append("the run took %.2f s: too short for a steady state" % figures["seconds"])
+    return notes
+
+
 def reported_totals(raw: Json) -> dict[str, float]:
     """The client's own totals, by the names of `figures_of`."""
     names = {
@@ -229,10 +256,13 @@ def mechanisms(before: accept.Metrics, after: accept.Metrics) -> dict[str, float
 
 
 def energy_of(samples: list[Json], span: tuple[float, float] | None) -> float | None:
-    """Joules of all GPUs between two moments, from power samples (trapezoids); None without power."""
-    inside = [s for s in samples if span is None or span[0] - 1.5 <= s["at"] <= span[1] + 1.5]
+    """Joules of all GPUs between two moments, from power samples (trapezoids).
+
+    None without power, and where fewer than three samples lie between them: that is no measurement.
+    """
+    inside = [s for s in samples if span is None or span[0] <= s["at"] <= span[1]]
     powers = [(s["at"], sum(gpu["power_w"] for gpu in s["gpus"])) for s in inside if has_power(s)]
-    if len(powers) < 2:
+    if len(powers) < 3:
         return None
     joules = 0.0
     for i in range(1, len(powers)):
@@ -241,9 +271,9 @@ def energy_of(samples: list[Json], span: tuple[float, float] | None) -> float | 
     return joules / covered * (span[1] - span[0]) if span else joules
 
 
-def within(moment: float, span: tuple[float, float] | None) -> bool:
-    """Whether a moment lies in a span that is known."""
-    return span is not None and span[0] <= moment <= span[1]
+def around(moment: float, span: tuple[float, float] | None) -> bool:
+    """Whether a moment lies in a span or two seconds beside it; every moment when the span is not known."""
+    return span is None or span[0] - 2 <= moment <= span[1] + 2
 
 
 def has_power(sample: Json) -> bool:
@@ -519,24 +549,25 @@ class Session:
         compiled = [line for line in new_lines(log, self.log_end()) if accept.COMPILED.search(line)]
         span = span_of(raw) if raw else None
         self.add_energy(figures, samples, span)
-        first = samples[0]["at"] if samples else 0.0
+        first = span[0] if span else samples[0]["at"] if samples else 0.0
         return {
             "seed": seed,
             "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(began)),
             "valid": not why and not compiled,
             "cold": bool(compiled),
             "why": why + (["%d kernels were compiled in this run" % len(compiled)] if compiled else []),
+            "notes": notes_of(raw, figures),
             "figures": {name: rounded(value) for name, value in figures.items()},
             "command": command,
             "samples": thinned([
-                {**s, "at": round(s["at"] - first, 1), "measured": within(s["at"], span)} for s in samples
+                {**s, "at": round(s["at"] - first, 1)} for s in samples if around(s["at"], span)
             ]),
         }  # fmt: skip
 
     def settled(self, before: accept.Metrics, case: Json) -> accept.Metrics | None:
         """Counters after a run: nothing outstanding, and the last answers counted."""
         asked = case["prompts"] + case["warmups"]
-        end = time.monotonic() + 3
+        end = time.monotonic() + min(3.0, self.parameters["patience"])
         while True:
             page = self.idle()
             if page is None or time.monotonic() > end:
@@ -579,8 +610,12 @@ class Session:
         raw = read_json(file)
         if rc == 0 and raw:
             return raw, argv, None
-        lines = [line.strip() for line in said.splitlines() if line.strip()]
-        what = lines[-1][:300] if lines else "no word"
+        if rc in (2, 127) and not self.done and not unknown:
+            self.own_client = True
+            self.why_own = "the engine's command has no benchmark: " + (last_line(said) or "no word")
+            sys.stderr.write(self.why_own + "\n")
+            return self.drive_own(case, seed, prefix)
+        what = last_line(said) or "no word"
         return {}, argv, "the client ended with %s: %s" % ("a time-out" if rc is None else rc, what)
 
     def child(self, argv: list[str], env: dict[str, str]) -> tuple[int | None, str]:
@@ -719,7 +754,8 @@ class OwnLoad:
         limit = self.session.parameters["limit"]
         exchange = client.send("POST", "/v1/completions", body, seconds=limit, each_line=consume)
         if exchange.status != 200:
-            error.append(exchange.error or "status %s: %s" % (exchange.status, exchange.text[:200]))
+            said = accept.error_in_text(exchange.text)
+            error.append(exchange.error or "status %s: %s" % (exchange.status, said))
         elif exchange.error:
             error.append(exchange.error)
         made = int(usage.get("completion_tokens") or len(times))
@@ -730,6 +766,12 @@ class OwnLoad:
             "input": int(usage.get("prompt_tokens") or self.case["input"]),
             "output": 0 if error else made, "error": error[0] if error else "",
         }  # fmt: skip
+
+
+def last_line(text: str) -> str:
+    """The last words of a program."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:300] if lines else ""
 
 
 def token_pool(client: accept.Client, model: str) -> list[int]:

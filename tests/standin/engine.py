@@ -34,6 +34,7 @@ STANDIN_FAULT_FILE names: ["name", "name=value"] or {"name": true, "name": value
                  stream_tool_args_cut  one_call_only  ignores_tool_result  leaked_markup_round3
                  lost_reasoning_round3  stuck_round3
     errors       accepts_any_model  bad_json_500  accepts_too_long  dies_on_long  hangup_leaks  no_key_check
+    load         fails_every=N (a request in N)  ends_early (ignore_eos is not heeded)  slow_every=N (0.3 s)
     mechanisms   frozen_counters  no_cache_hits  no_drafts  no_acceptance  preempts  compiles_late
                  token_counters_move_idle  forgets_middle  failed_transfers  wrong_context
 """
@@ -375,6 +376,7 @@ class StandIn:
         self.words: list[str] = []
         self.lock = threading.Lock()
         self.first_request_seen = False
+        self.asked = 0
         self.server: ThreadingHTTPServer | None = None
         self.connections: set[socket.socket] = set()
 
@@ -675,10 +677,17 @@ class Handler(BaseHTTPRequestHandler):
         if first and "healthy_but_dies_at_first_request" in faults:
             engine.die("NotImplementedError: Unsupported CPU attention configuration: head_dim=16")
             raise Hangup
+        with engine.lock:
+            engine.asked += 1
+            number = engine.asked
+        if "fails_every" in faults and number % int(faults["fails_every"]) == 0:
+            raise HttpError(503, "The engine is overloaded.", "ServiceUnavailableError")
+        if "slow_every" in faults and number % int(faults["slow_every"]) == 0:
+            time.sleep(0.3)
         if "server_error" in faults:
             raise HttpError(500, "EngineCore encountered an issue.", "InternalServerError")
         thinking = thinks(request) or "always_thinks" in faults
-        prompt = tokens_of(render(request, thinking))
+        prompt = request.get("prompt_tokens") or tokens_of(render(request, thinking))
         limit = request.get("max_completion_tokens") or request.get("max_tokens")
         if len(prompt) + int(limit or 1) > engine.max_model_len:
             if "dies_on_long" in faults:
@@ -729,10 +738,13 @@ class Handler(BaseHTTPRequestHandler):
 def as_chat(request: dict[str, Any]) -> dict[str, Any]:
     """A text completion as the chat request that answers the same."""
     prompt = request.get("prompt")
-    if not isinstance(prompt, str):
-        prompt = " ".join(str(part) for part in prompt or [""])
+    if isinstance(prompt, str):
+        tokens = tokens_of(prompt)
+    else:  # token ids, or texts
+        tokens = [str(part) for part in prompt or [""]]
     kept = {k: v for k, v in request.items() if k not in ("prompt", "logprobs", "tools")}
-    return {**kept, "messages": [{"role": "user", "content": prompt}], "thinking": {"type": "disabled"}}
+    message = {"role": "user", "content": " ".join(tokens)}
+    return {**kept, "messages": [message], "thinking": {"type": "disabled"}, "prompt_tokens": tokens}
 
 
 class Completion:
@@ -784,7 +796,7 @@ class Completion:
             reply.text = reply.text[:-1] + "？"
         if self.streaming and "answers_only_not_streaming" in faults:
             reply.text, reply.reasoning, reply.calls = "", "", []
-        if self.request.get("ignore_eos"):
+        if self.request.get("ignore_eos") and "ends_early" not in faults:
             reply.text += " 字" * int(self.request.get("max_tokens") or 16)
         return reply
 
