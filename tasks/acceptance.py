@@ -34,18 +34,19 @@ class Acceptance:
 
     def digest(self) -> str:
         """The programs, the profile, the engine's flags, and this very start of it on this very boot."""
+        return digest_of(self.inputs(self.plan.spec(), self.plan.service.identity))
+
+    def inputs(self, spec: LaunchSpec, identity: str | None) -> list[Any]:
+        """What `digest` is made of, for any mode; `identity` tells one start from another."""
         plan = self.plan
-        service = plan.service
-        return digest_of(
-            [
-                digest_of_file(ONHOST / "accept.py"),
-                self.profile,
-                plan.recipe.acceptance.model_dump(),
-                plan.spec().digest,
-                service.identity,
-                plan.facts.system.boot_id,
-            ]
-        )
+        return [
+            digest_of_file(ONHOST / "accept.py"),
+            self.profile,
+            plan.recipe.acceptance.model_dump(),
+            spec.digest,
+            identity,
+            plan.facts.system.boot_id,
+        ]
 
     def unchanged(self) -> str | None:
         """This start of the engine has been accepted before."""

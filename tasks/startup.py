@@ -141,6 +141,10 @@ def explain(result: dict[str, Any]) -> tuple[str, str, list[str]]:
     fix = {
         "phase": "read the log lines above; if it is only slow, raise serve.phase_seconds in the recipe",
         "deadline": "read the log lines above; if it is only slow, raise serve.ready_seconds in the recipe",
+        "slower": "tune the mode's flags in the recipe; serve.promote.margin says how much slower it may be",
+        "acceptance": "read the evidence of the failed checks in the report",
+        "cancelled": "run it again when you want to",
+        "killed": "run it again; dmesg says whether memory ran out",
     }.get(str(result.get("reason")), "read the log lines above")
     return f"{why}: {cause}" if cause else why, fix, telling_lines(log)
 

@@ -14,6 +14,7 @@ from tasks.env import Environment, Tools
 from tasks.jobs import in_time
 from tasks.model.step import Weights
 from tasks.plan import Plan, plan_for
+from tasks.promote import Promote, Rollback
 from tasks.remote import LostHost
 from tasks.service import Service, look_ready
 from tasks.steps import run_step
@@ -85,9 +86,9 @@ def weights(host: Any) -> None:
         run_step(Weights(plan))
 
 
-def service(host: Any) -> None:
-    """The engine as a service, ready."""
-    plan = plan_for(host, "service")
+def serve(host: Any) -> None:
+    """The engine as a service, ready and warm."""
+    plan = plan_for(host, "serve")
     if plan:
         run_step(Service(plan))
         run_step(Summary(plan))
@@ -116,8 +117,30 @@ def support(host: Any) -> None:
         archive(plan=plan, name="support archive")
 
 
+def promote(host: Any) -> None:
+    """Let the faster mode earn its place; if it does not, the safe one is back up."""
+    plan = plan_for(host, "promote")
+    if plan:
+        run_step(Promote(plan))
+        run_step(Summary(plan))
+
+
+def rollback(host: Any) -> None:
+    """Back to the safe mode, at any time."""
+    plan = plan_for(host, "rollback", preflight=False)
+    if plan:
+        run_step(Rollback(plan))
+
+
+def restart(host: Any) -> None:
+    """Stop the mode that runs, start it again, and wait until it is warm."""
+    plan = plan_for(host, "restart", preflight=False)
+    if plan:
+        run_step(Start(plan, again=True))
+
+
 def start(host: Any) -> None:
-    """Start the service that was installed last, and wait until a token comes out."""
+    """Start the mode that was proven last, and wait until a token comes out."""
     plan = plan_for(host, "start", preflight=False)
     if plan:
         run_step(Start(plan))

@@ -289,6 +289,9 @@ def _await_token(service: Service, timeline: Timeline, say: Any, check: Any) -> 
             raise Failed("ended", "the engine ended (%s)" % state["state"])
         if failures >= int(request.get("crashes", 3)):
             raise Failed("crash", "the engine crashed %d times while starting" % failures)
+        if timeline.elapsed() > float(request["ready_seconds"]) and crashed:
+            took = spoken(request["ready_seconds"])
+            raise Failed("crash", "the engine crashes while starting; no token within %s" % took)
         if timeline.elapsed() > float(request["ready_seconds"]):
             raise Failed(
                 "deadline",

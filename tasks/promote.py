@@ -1,0 +1,350 @@
+"""Promotion and rollback as steps. The work is `onhost/promotion.py`'s: it goes on without the controller."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from dataclasses import replace
+from typing import Any
+
+from tasks.acceptance import Acceptance, acceptance_request
+from tasks.digest import digest_of
+from tasks.jobs import Job, Outcome, in_time, run_job, status
+from tasks.launch import LaunchSpec
+from tasks.plan import Plan
+from tasks.proven import proof_of, proof_receipt, proven_mode
+from tasks.receipts import Receipt
+from tasks.recipe import SAFE_MODE
+from tasks.remote import quote
+from tasks.service import PROMOTE_JOB, Service, files_are_there, files_of, look_ready, prepare
+from tasks.startup import SPARE_SECONDS, bring_up, done_of, explain, service_request
+from tasks.steps import Done, StepFailed, onhost, python_of
+
+ACCEPTANCE_SECONDS = 3600
+GUARD_LOOKS_SECONDS = 3
+# On the serving port clients may be asking, so what needs an idle engine cannot be judged there.
+NOT_AT_LAST = {"guard.idle": "clients may be asking"}
+
+
+def fast_mode(plan: Plan) -> str:
+    """The mode to promote: the one that is asked for, else the recipe's first one that is not the safe one.
+
+    Raises StepFailed when the recipe has none.
+    """
+    asked = plan.settings.mode
+    others = [mode for mode in plan.recipe.serve.modes if mode != SAFE_MODE]
+    if asked and asked != SAFE_MODE:
+        return asked
+    if not others:
+        raise StepFailed(
+            f"the recipe {plan.recipe.name} has no mode besides {SAFE_MODE}\n"
+            "Fix: add one: [serve.modes.optimized.flags]"
+        )
+    return "optimized" if "optimized" in others else others[0]
+
+
+def folder_of(plan: Plan) -> str:
+    """Where a promotion keeps its state on the host."""
+    return f"{plan.layout.run}/promotion"
+
+
+def running(plan: Plan) -> bool:
+    """A promotion runs on the host."""
+    now = plan.state.jobs.get(PROMOTE_JOB)
+    return now is not None and now.state == "running"
+
+
+class Promote:
+    """A faster mode serves, if it earned it; else the safe mode does, and the report says why."""
+
+    name = "promote"
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+
+    @property
+    def label(self) -> str:
+        """What the person sees."""
+        modes = [mode for mode in self.plan.recipe.serve.modes if mode != SAFE_MODE]
+        return f"promote: {fast_mode(self.plan) if modes else 'no other mode'}"
+
+    def digest(self) -> str:
+        """What makes two promotions the same: both modes, the questions, the margin."""
+        plan = self.plan
+        fast = fast_mode(plan)
+        specs = [plan.spec(SAFE_MODE).digest, plan.spec(fast).digest]
+        questions = acceptance_request(plan, plan.spec(fast), None)
+        return digest_of([specs, questions, plan.recipe.serve.promote.model_dump()])
+
+    def unchanged(self) -> str | None:
+        """The faster mode was proven with these very flags, runs as installed, and answers."""
+        plan = self.plan
+        if running(plan) or len(plan.recipe.serve.modes) < 2:
+            return None
+        mode = fast_mode(plan)
+        spec, receipt = plan.spec(mode), plan.receipt("promotion")
+        if proven_mode(plan) != mode or proof_of(plan, mode) is None:
+            return None
+        if not plan.services[spec.name].running or not files_are_there(plan, spec):
+            return None
+        if not look_ready(plan, spec)["ready"]:
+            return None
+        plan.record.note(promotion=receipt.detail.get("result") if receipt else None)
+        return f"{mode} was proven {(proof_of(plan, mode) or {}).get('at')} and serves"
+
+    def act(self) -> Done:
+        """Have the host do it, watch, and say how it ended."""
+        plan = self.plan
+        fast = fast_mode(plan)
+        inputs = self.digest()[:32]
+        now = plan.state.jobs.get(PROMOTE_JOB)
+        if now is not None and now.state == "running" and not now.key.startswith(inputs):
+            raise StepFailed(
+                "another promotion is running on this host, with other flags\n"
+                "Fix: wait for it, or end it: rackwright rollback INVENTORY"
+            )
+        request = ""
+        key = f"{inputs}-{secrets.token_hex(8)}"
+        if now is not None and now.state == "running":
+            key = now.key
+        else:
+            if plan.receipt("service") is None:
+                raise StepFailed("no service is installed here\nFix: rackwright site INVENTORY")
+            specs = (plan.spec(SAFE_MODE), plan.spec(fast), plan.spec(fast, trial_port=free_port(plan)))
+            prepare(plan, *specs)
+            request = json.dumps(promotion_request(plan, *specs))
+        outcome = run_promotion(plan, key, inputs, request)
+        return concluded(plan, fast, outcome)
+
+
+def free_port(plan: Plan) -> int:
+    """A port for the mode on trial: free now, near the serving port, below what outgoing connections use."""
+    taken = {listener.port for listener in plan.facts.net.listeners or ()}
+    first: int = plan.settings.port + 1
+    ports: list[int] = [*range(first, first + 400), *range(20001, 32768)]
+    for port in ports:
+        if port not in taken and 1024 < port < 32768:
+            return port
+    raise StepFailed("no port is free for the mode on trial\nFix: set another port in the inventory")
+
+
+def run_promotion(plan: Plan, key: str, inputs: str, request: str) -> Outcome:
+    """Start the job or attach to it; of two controllers at once one starts it and both watch."""
+    program, folder = f"{plan.lib}/job.sh", f"{plan.layout.jobs}/{PROMOTE_JOB}"
+    argv = (python_of(plan), onhost(plan, "promotion.py"), "run", folder_of(plan))
+    deadline = total_seconds(plan) + 2 * SPARE_SECONDS
+    job = Job(PROMOTE_JOB, folder, key, argv, request, (), deadline)
+    outcome = run_job(plan.remote, program, job, plan.say)
+    if outcome.result or outcome.ok:
+        return outcome
+    now = status(plan.remote, program, folder, 0)
+    if now.state == "running" and now.key.startswith(inputs) and now.key != key:
+        return run_job(plan.remote, program, replace(job, key=now.key), plan.say)
+    return outcome
+
+
+def total_seconds(plan: Plan) -> int:
+    """What a promotion may take: three starts with their warm-ups, two acceptances, two short benchmarks."""
+    serve = plan.recipe.serve
+    slowest: int = max(plan.spec(mode).ready_seconds for mode in serve.modes)
+    starts = 3 * (slowest + serve.warmup.seconds)
+    return starts + 2 * ACCEPTANCE_SECONDS + SPARE_SECONDS
+
+
+def promotion_request(plan: Plan, safe: LaunchSpec, fast: LaunchSpec, trial: LaunchSpec) -> dict[str, Any]:
+    """All that the host needs to do it alone."""
+    promote = plan.recipe.serve.promote
+    names = plan.service_names
+    proof = proof_of(plan, safe.mode) or {}
+    acceptance = acceptance_request(plan, trial, None)
+    return {
+        "instance": plan.settings.instance,
+        "safe": service_request(plan, safe),
+        "trial": service_request(plan, trial),
+        "candidate": service_request(plan, fast),
+        "reload": plan.supervisor.reload(),
+        "boot": {
+            "safe": plan.supervisor.at_boot(safe.name, names),
+            "candidate": plan.supervisor.at_boot(fast.name, names),
+        },
+        "tidy": tidy_script(plan, trial),
+        "python": python_of(plan),
+        "accept": acceptance,
+        "final": {"profile": "smoke", "skip": {**plan.recipe.acceptance.skip, **NOT_AT_LAST}},
+        "bench": {
+            "concurrency": promote.concurrency,
+            "prompt_tokens": promote.prompt_tokens,
+            "output_tokens": promote.output_tokens,
+            "requests": promote.requests,
+            "timeout": 600,
+        },
+        "margin": promote.margin,
+        "baseline": {"acceptance": proof.get("acceptance"), "bench": proof.get("bench")},
+        "receipts": {
+            "folder": plan.layout.receipts,
+            "kept": [_draft(receipt) for receipt in (_proven(plan, fast), Service(plan, fast.mode).draft())]
+            + [_acceptance_draft(plan, fast)],
+            "back": [_draft(receipt) for receipt in (_proven(plan, safe), Service(plan, safe.mode).draft())],
+            "promotion": _draft(Receipt("promotion", fast.digest, 0)),
+        },
+        "deadline": total_seconds(plan),
+    }
+
+
+def tidy_script(plan: Plan, trial: LaunchSpec) -> str:
+    """Take the trial's files away, once it does not run."""
+    shared = files_of(plan, plan.spec(SAFE_MODE))
+    paths = [path for path in files_of(plan, trial) if path not in shared]
+    return f"rm -f {' '.join(quote(path) for path in paths)}; {plan.supervisor.reload()}"
+
+
+def _draft(receipt: Receipt) -> dict[str, Any]:
+    draft: dict[str, Any] = json.loads(receipt.text())
+    return draft
+
+
+def _proven(plan: Plan, spec: LaunchSpec) -> Receipt:
+    return proof_receipt(plan, spec.mode, proof_of(plan, spec.mode) or {})
+
+
+def _acceptance_draft(plan: Plan, spec: LaunchSpec) -> dict[str, Any]:
+    """The receipt of an acceptance of the start that serves at the end; its identity is known there only."""
+    acceptance = Acceptance(plan)
+    draft = _draft(Receipt(acceptance.name, "", 0, {"profile": acceptance.profile, "mode": spec.mode}))
+    return {**draft, "digest_inputs": acceptance.inputs(spec, "@identity")}
+
+
+def concluded(plan: Plan, fast: str, outcome: Outcome) -> Done:
+    """How it ended, for person and report. Raises StepFailed unless the faster mode serves now."""
+    result = outcome.result or guarded(plan)
+    if not result.get("verdict"):
+        raise StepFailed(f"{outcome.why}\nLog on the host: {plan.layout.jobs}/{PROMOTE_JOB}/log")
+    log = result.pop("log", [])
+    plan.record.note(
+        promotion=result, acceptance=(result.get("candidate") or {}).get("acceptance"), mode=serving(result)
+    )
+    for line in columns(result):
+        plan.say(line)
+    if result["verdict"] == "promoted":
+        return Done(detail=result, receipt=False)
+    what, fix, lines = explain({**result, "log": log})
+    safe = result["safe"]["mode"]
+    end = (
+        f"{safe} serves again, after {in_time(result.get('away_seconds', 0))} without a service"
+        if result["verdict"] == "rolled-back"
+        else f"and {safe} does NOT serve: rackwright logs INVENTORY, then rackwright start INVENTORY"
+    )
+    raise StepFailed(f"{fast} did not earn its place: {what}\n{end}\nFix: {fix}", lines if log else [])
+
+
+def serving(result: dict[str, Any]) -> str:
+    """The mode that serves at the end."""
+    return str(result["candidate" if result["verdict"] == "promoted" else "safe"]["mode"])
+
+
+def guarded(plan: Plan) -> dict[str, Any]:
+    """The end of a promotion that was killed, as its guard on the host wrote it; {} when there is none."""
+    path = f"{folder_of(plan)}/state.json"
+    end = time.monotonic() + plan.spec(SAFE_MODE).ready_seconds + SPARE_SECONDS
+    said = False
+    while time.monotonic() < end:
+        answer = plan.remote.run(f"cat {quote(path)} 2>/dev/null")
+        try:
+            state = json.loads(answer.stdout or "{}")
+        except ValueError:
+            state = {}
+        if not state or state.get("boot") != plan.facts.system.boot_id:
+            return {}
+        if state.get("settled"):
+            return dict(state["result"])
+        if not said:
+            plan.say("promote: it was killed on the host; its guard is bringing the safe mode back")
+            said = True
+        time.sleep(GUARD_LOOKS_SECONDS)
+    return {}
+
+
+def columns(result: dict[str, Any]) -> list[str]:
+    """Both modes side by side."""
+    safe, fast = result["safe"], result["candidate"]
+    rows: list[tuple[str, str, str]] = [("", safe["mode"], fast["mode"])]
+
+    def accepted(column: dict[str, Any]) -> str:
+        found = column.get("acceptance") or {}
+        if "checks" in found:
+            verdicts = [check.get("verdict") for check in found["checks"]]
+            found = {word: verdicts.count(word) for word in ("pass", "fail", "skipped")}
+        return f"{found.get('pass', 0)} passed, {found.get('fail', 0)} failed" if found else "-"
+
+    rows.append(("acceptance", accepted(safe), accepted(fast)))
+    by_safe = {row["concurrency"]: row for row in safe.get("bench") or []}
+    by_fast = {row["concurrency"]: row for row in fast.get("bench") or []}
+    for concurrency in sorted({*by_safe, *by_fast}):
+        for key, label, unit in (("tokens_per_second", "tokens/s", ""), ("ttft", "first token", " s")):
+            left, right = (by.get(concurrency, {}).get(key) for by in (by_safe, by_fast))
+            cells = [f"{value}{unit}" if value is not None else "-" for value in (left, right)]
+            rows.append((f"{label} at {concurrency}", cells[0], cells[1]))
+    starts = [fast.get("trial"), fast.get("start")]
+    told = [in_time(start["seconds"]) if start else "-" for start in starts]
+    rows.append(("start, first then second", "", " then ".join(told)))
+    widths = [max(len(row[i]) for row in rows) for i in range(3)]
+    return ["  ".join(row[i].ljust(widths[i]) for i in range(3)).rstrip() for row in rows]
+
+
+class Rollback:
+    """The safe mode serves and starts with the host, whatever served before."""
+
+    name = "rollback"
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+
+    @property
+    def label(self) -> str:
+        """What the person sees."""
+        return f"rollback: {SAFE_MODE}"
+
+    def digest(self) -> str:
+        """It has no receipt."""
+        return ""
+
+    def unchanged(self) -> str | None:
+        """The safe mode serves, starts at boot, and nothing tries to change that."""
+        plan, spec = self.plan, self.plan.spec(SAFE_MODE)
+        service = plan.services[spec.name]
+        if running(plan) or not service.running or not service.at_boot:
+            return None
+        if proven_mode(plan) not in (None, SAFE_MODE):
+            return None
+        return f"{SAFE_MODE} serves" if look_ready(plan, spec)["ready"] else None
+
+    def act(self) -> Done:
+        """End a promotion that runs; then stop what serves and start the safe mode."""
+        plan = self.plan
+        if plan.receipt("service") is None:
+            raise StepFailed("no service is installed here\nFix: rackwright site INVENTORY")
+        now = plan.state.jobs.get(PROMOTE_JOB)
+        if now is not None and now.state == "running":
+            plan.say("rollback: a promotion is running; asking it to bring the safe mode back")
+            plan.remote.run(f": >{quote(folder_of(plan))}/cancel")
+            outcome = run_promotion(plan, now.key, now.key[:32], "")
+            result = outcome.result or guarded(plan)
+            plan.record.note(promotion={key: value for key, value in result.items() if key != "log"})
+            plan.look()
+            if self.unchanged():
+                return Done(detail={"ended": "promotion"}, receipt=False)
+        spec = plan.spec(SAFE_MODE)
+        prepare(plan, spec)
+        written = plan.remote.run(_proven(plan, spec).write(plan.layout.receipts))
+        if not written.ok:
+            raise StepFailed(f"the receipt cannot be written: {written.stderr.strip()}")
+        others = [name for name in plan.service_names if name != spec.name and plan.services[name].installed]
+        before = [
+            *(plan.supervisor.stop(name) for name in others),
+            plan.supervisor.reload(),
+            plan.supervisor.at_boot(spec.name, plan.service_names),
+            plan.supervisor.start(spec.name),
+        ]
+        result = bring_up(plan, spec, before, Service(plan, SAFE_MODE).draft())
+        return Done(detail={"start": done_of(result)}, receipt=False)
