@@ -85,6 +85,8 @@ BOXES = (("A17", "next_key", "B42"), ("B42", "next_key", "C93"), ("C93", "next_k
          ("D08", "next_key", "E65"), ("E65", "password", "LINGXI_2718"))  # fmt: skip
 NEEDLE = "宝库的口令是 ZHIMA_4096。"
 NEEDLE_ANSWER = "ZHIMA_4096"
+NEEDLE_HAY = "第 %d 行：山高水长，日升月落，四季如常。\n"
+ASK_NEEDLE = "\n上文里宝库的口令是什么？只写口令。"
 CITY_SCHEMA = {
     "type": "object",
     "properties": {"city": {"type": "string", "enum": ["北京", "上海"]}, "sunny": {"type": "boolean"}},
@@ -1532,17 +1534,16 @@ def hangup(run: Run) -> str:
 def needle(run: Run) -> str:
     """A password early, in the middle and late in a prompt near the context length is found."""
     room = int(run.context() * 0.9) - 256
-    lines = ["第 %d 行：山高水长，日升月落，四季如常。\n" % i for i in range(200)]
+    lines = [NEEDLE_HAY % i for i in range(200)]
     try:
         each = run.tokenized({"model": run.model, "prompt": "".join(lines)})["count"] / len(lines)
     except Skipped:
         each = max(map(len, lines))
     count = max(10, int(room / (each * 1.05)))
     for name, share in (("early", 0.1), ("middle", 0.5), ("late", 0.9)):
-        text = ["第 %d 行：山高水长，日升月落，四季如常。\n" % i for i in range(count)]
+        text = [NEEDLE_HAY % i for i in range(count)]
         text.insert(int(count * share), NEEDLE + "\n")
-        asked = "".join(text) + "\n上文里宝库的口令是什么？只写口令。"
-        answer = run.chat(run.request(asked, max_tokens=32), seconds=1100)
+        answer = run.chat(run.request("".join(text) + ASK_NEEDLE, max_tokens=32), seconds=1100)
         run.figures["seconds_" + name] = round(answer.exchange.seconds, 2)
         run.figures["prompt_tokens"] = (answer.usage or {}).get("prompt_tokens")
         if NEEDLE_ANSWER not in answer.text:
