@@ -1,0 +1,89 @@
+"""What rackwright left on a host, read by real sh from a real folder."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tasks.receipts import Artifact, Receipt, parse_receipt
+from tasks.settings import Layout
+from tasks.state import HostState, parse_state, state_section
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Layout:
+    return Layout(str(tmp_path / "root"), str(tmp_path / "models"))
+
+
+def read(layout: Layout, *files: str) -> HostState:
+    section = state_section(layout, lib=f"{layout.lib}/1", model_dir=f"{layout.model_root}/m", files=files)
+    done = subprocess.run(["sh", "-c", section], capture_output=True, text=True, check=True)
+    return parse_state(done.stdout)
+
+
+def test_a_bare_host_has_nothing(layout: Layout) -> None:
+    assert read(layout) == HostState()
+
+
+def test_receipts_come_back_as_they_were_written(layout: Layout) -> None:
+    receipt = Receipt(
+        "engine", "d1", 1.5, {"wörds": "你好 'x'"}, (Artifact("a.whl", "0" * 64, 3),), ("/etc/x",)
+    )
+    subprocess.run(["sh", "-c", receipt.write(layout.receipts)], check=True)
+    assert read(layout).receipts == {"engine": receipt}
+
+
+def test_a_damaged_receipt_is_left_out_so_that_its_step_runs_again(layout: Layout) -> None:
+    folder = Path(layout.receipts)
+    folder.mkdir(parents=True)
+    (folder / "engine.json").write_text('{"step": "engine", "dig')
+    (folder / "weights.json").write_bytes(b"\xff\xfe\x00")
+    (folder / "tools.json").write_text('{"step": "other", "digest": "d", "seconds": 1}')
+    assert read(layout).receipts == {}
+
+
+@pytest.mark.parametrize("text", ["", "[]", "null", '{"step": 1}', '{"artifacts": 3}'])
+def test_what_is_no_receipt_is_none(text: str) -> None:
+    assert parse_receipt(text) is None
+
+
+def test_a_root_with_foreign_files_is_seen_and_ours_is_not_foreign(layout: Layout) -> None:
+    root = Path(layout.root)
+    root.mkdir()
+    assert not read(layout).foreign_root
+    (root / "thesis.doc").touch()
+    assert read(layout).foreign_root
+    (root / ".rackwright").touch()
+    state = read(layout)
+    assert (state.foreign_root, state.ours) == (False, True)
+
+
+def test_a_touched_model_file_changes_the_cheap_check(layout: Layout) -> None:
+    shard = Path(layout.model_root) / "m" / "sub" / "a.safetensors"
+    shard.parent.mkdir(parents=True)
+    shard.write_bytes(b"1")
+    before = read(layout).model_stat
+    assert before
+    assert read(layout).model_stat == before
+    shard.write_bytes(b"22")
+    assert read(layout).model_stat != before
+
+
+def test_rendered_files_are_compared_by_content(layout: Layout, tmp_path: Path) -> None:
+    unit = tmp_path / "x.service"
+    unit.write_text("[Unit]\n")
+    assert read(layout, str(unit), "/nowhere").sums == {str(unit): hashlib.sha256(b"[Unit]\n").hexdigest()}
+
+
+def test_environments_count_only_when_whole(layout: Layout) -> None:
+    python = Path(layout.env) / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.touch(0o755)
+    assert not read(layout).has("env")
+    (Path(layout.env) / ".rackwright-env").touch()
+    assert read(layout).has("env")
+    (Path(layout.env) / ".rackwright-installing").touch()
+    assert read(layout).has("broken-env")
