@@ -271,12 +271,26 @@ class BenchCase(Part):
     warmups: int | None = Field(None, gt=0)
     rate: float | None = Field(None, gt=0)
 
+    @property
+    def label(self) -> str:
+        """What the case is called, as `onhost/bench.py` calls it."""
+        rate = "" if self.rate is None else f" at {self.rate:g}/s"
+        return self.name or f"{self.input}/{self.output} x{self.concurrency}{rate}"
+
+
+# Names of what a benchmark measures (onhost/bench.py).
+FIGURES = (
+    r"(?:output|total)_tokens_per_second|output_tokens_per_second_per_gpu|requests_per_second"
+    r"|joules_per_output_token|gpu_memory_peak_mib|acceptance_rate|cached_prompt_share"
+    r"|(?:ttft|tpot|itl|e2el)_(?:mean|p50|p95|p99)_ms"
+)
+
 
 class Expected(Part):
     """A figure that somebody else measured, and where it is written down."""
 
     case: str
-    metric: str
+    metric: str = Field(pattern=rf"^(?:{FIGURES})$")
     value: float = Field(gt=0)
     mode: str | None = None
     source: str
@@ -295,6 +309,17 @@ class Bench(Part):
         min_length=1,
     )
     expected: list[Expected] = []
+
+    @model_validator(mode="after")
+    def _names_agree(self) -> Bench:
+        labels = [case.label for case in self.cases]
+        for label in labels:
+            if labels.count(label) > 1:
+                raise ValueError(f"two cases are called {label!r}: give one of them a name")
+        for item in self.expected:
+            if item.case not in labels:
+                raise ValueError(f"expected: no case {item.case!r}; {nearest(item.case, labels)}")
+        return self
 
 
 class KnownIssue(Part):
