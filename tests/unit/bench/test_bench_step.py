@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from tasks import bench as b
 from tasks.onhost import bench as onhost
-from tasks.recipe import Bench, Expected
+from tasks.recipe import Bench, BenchCase, Expected
 
 ROW: dict[str, Any] = {
     "name": "128/64 x8",
@@ -41,6 +41,7 @@ def test_request_rates_repeat_the_last_case_as_stairs() -> None:
     work = step(Bench.model_validate({}), bench_rates=[1.0, 2.0], bench_runs=1)
     names = [onhost.case_of(case)["name"] for case in work.cases()]
     assert names[3:] == ["4096/128 x4 at 1/s", "4096/128 x4 at 2/s"]
+    assert names == [BenchCase.model_validate(case).label for case in work.cases()]
     assert work.label == "bench: 5 cases, 1 runs each"
 
 
@@ -51,7 +52,10 @@ def test_request_rates_repeat_the_last_case_as_stairs() -> None:
         {"runs": 0},
         {"cases": [{"input": 0, "output": 1, "concurrency": 1}]},
         {"cases": [{"input": 1, "output": 1, "concurrency": 1, "rate": 0}]},
-        {"expected": [{"case": "x", "metric": "y", "value": 1}]},
+        {"expected": [{"case": "128/64 x8", "metric": "ttft_p50_ms", "value": 1}]},  # no source
+        {"expected": [{"case": "128/64 x8", "metric": "ttft_p42_ms", "value": 1, "source": "s"}]},
+        {"expected": [{"case": "128/64 x9", "metric": "ttft_p50_ms", "value": 1, "source": "s"}]},
+        {"cases": [{"input": 1, "output": 1, "concurrency": 1}] * 2},
         {"sead": 1},
     ],
 )
