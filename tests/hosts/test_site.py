@@ -206,3 +206,19 @@ def test_uninstall_leaves_the_host_as_it_was_and_foreign_files_alone(
     assert host.run("id rackwright", check=False).returncode != 0
     assert host.run("pgrep -f [s]upervisord || :").stdout == ""
     assert no_changes(site.run("uninstall", "-y"))
+
+
+def test_a_user_without_root_gets_a_service_that_outlives_the_session(
+    systemd_host: Machine, tmp_path: Path
+) -> None:
+    site = Site(tmp_path, root="/home/user/rackwright")
+    site.prepare(systemd_host)
+    site.hosts([(systemd_host.name, systemd_host.inventory_data("user"))])
+    site.run("site", "-y")
+    assert site.report(systemd_host.name)["supervisor"] == "supervisord"
+    systemd_host.kill_ssh_sessions()
+    assert answers(systemd_host, site)
+    assert systemd_host.run(f"ps -o user= -p {engine_pids(systemd_host)[0]}").stdout.strip() == "user"
+    assert no_changes(site.run("site", "-y"))
+    site.run("uninstall", "-y")
+    assert systemd_host.run("ls -A /home/user/rackwright 2>/dev/null || :").stdout == ""
