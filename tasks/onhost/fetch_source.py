@@ -24,7 +24,7 @@ only taken over by `git fetch`, which hashes every object anew. Hooks and config
 never used. A dependency's tag is a name and no digest, so it is asked of its own server first; the commit
 that it stood for is in the answer.
 
-stdout: {"commit", "tree", "how", "dependencies": [{"name", "repo", "ref", "commit", "path", "how",
+stdout: {"commit", "tree", "how", "changed", "dependencies": [{"name", "repo", "ref", "commit", "path", "how",
 "proven"}], "seconds"} or {"error": {"id", "what", "file", "fix"}} with exit status 1. Ids: usage (status 2),
 git_missing, unreachable, wrong_commit, unproven, damaged, cmake, disk_full, permission.
 """
@@ -309,13 +309,14 @@ class Fetcher:
 
     def __init__(self, git: Git, mirrors: List[List[str]], offline: bool, report: Reporter) -> None:
         self.git, self.mirrors, self.offline, self.report = git, mirrors, offline, report
+        self.changed = False
 
     def bring(self, wanted: Wanted, pin: Optional[str] = None) -> Obtained:
         """Have the repository at `dest`, at its commit, with its submodules. Problem when that cannot be."""
         expected = wanted.ref if is_commit(wanted.ref) else pin
         kept = self.kept(wanted.dest, expected, wanted.ref)
         if kept:
-            return Obtained(kept, "kept", expected is not None)
+            return Obtained(kept.commit, kept.how, expected is not None)
         if os.path.isdir(wanted.dest) and not os.path.isdir(os.path.join(wanted.dest, ".git")):
             shutil.rmtree(wanted.dest)
         os.makedirs(wanted.dest, exist_ok=True)
@@ -337,18 +338,20 @@ class Fetcher:
             )  # fmt: skip
             self.bring(inner)
         with open(os.path.join(wanted.dest, ".git", WHOLE), "w", encoding="utf-8") as stream:
-            stream.write(json.dumps({"commit": commit, "ref": wanted.ref}))
+            stream.write(json.dumps({"commit": commit, "ref": wanted.ref, "how": how}))
+        self.changed = True
         return Obtained(commit, how, expected is not None)
 
-    def kept(self, dest: str, expected: Optional[str], ref: str) -> Optional[str]:
-        """The commit of a work tree that is whole and untouched; changed files are put back."""
+    def kept(self, dest: str, expected: Optional[str], ref: str) -> Optional[Obtained]:
+        """A work tree that is whole and at its commit; changed files are put back. Else None."""
         try:
             with open(os.path.join(dest, ".git", WHOLE), encoding="utf-8") as stream:
                 mark = json.load(stream)
-        except (OSError, ValueError):
+            was = Obtained(mark["commit"], mark["how"], True)
+        except (OSError, ValueError, KeyError, TypeError):
             return None
         head = self.git.ask(dest, "rev-parse", "HEAD")
-        if not head or mark != {"commit": head, "ref": ref} or (expected and head != expected):
+        if not head or was.commit != head or mark.get("ref") != ref or (expected and head != expected):
             return None
         changed = self.git.ask(dest, "diff", "--name-only", "--ignore-submodules=all", "HEAD")
         if changed is None:
@@ -357,7 +360,7 @@ class Fetcher:
             self.report.log("%s: putting back %s" % (dest, changed.replace("\n", ", ")[:300]))
             if self.git.do(dest, "checkout", "--force", "HEAD", "--", "."):
                 return None
-        return head
+        return was
 
     @staticmethod
     def forget(dest: str) -> None:
@@ -566,13 +569,11 @@ def bring_about(request: Dict[str, Any], report: Reporter) -> Dict[str, Any]:
             wanted = Wanted("source", request["repo"], stands_for, None, dest, clone, None)
         else:
             wanted = Wanted("source", request["repo"], commit, request["ref"], dest, clone, None)
-        if fetcher.kept(dest, None, commit) and request["tree"]:
-            main = Obtained(commit, "kept", True)
-        else:
-            main = fetcher.bring(wanted)
-            if stands_for != commit:
-                with open(os.path.join(dest, ".git", WHOLE), "w", encoding="utf-8") as stream:
-                    stream.write(json.dumps({"commit": stands_for, "ref": commit}))
+        before = fetcher.kept(dest, None, commit) if request["tree"] else None
+        main = before or fetcher.bring(wanted)
+        if before is None and stands_for != commit:
+            with open(os.path.join(dest, ".git", WHOLE), "w", encoding="utf-8") as stream:
+                stream.write(json.dumps({"commit": stands_for, "ref": commit, "how": "archive"}))
         report.repos = 1
         listed = dependencies_of(dest, request["target"], request["skip"])
         report.total = 1 + len(listed)
@@ -593,6 +594,7 @@ def bring_about(request: Dict[str, Any], report: Reporter) -> Dict[str, Any]:
         "commit": commit,
         "tree": git.ask(dest, "rev-parse", "HEAD^{tree}"),
         "how": main.how,
+        "changed": fetcher.changed,
         "dependencies": rows,
         "seconds": round(time.monotonic() - began, 1),
     }

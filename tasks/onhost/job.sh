@@ -67,7 +67,9 @@ start)
     date +%s >started
     # A system unit outlives logout. A user's manager does not (without lingering), setsid does.
     if [ -n "$unit" ] && [ -d /run/systemd/system ] && [ "$(id -u)" = 0 ]; then
+        # a compiler killed for memory must not end the whole job: the job goes on with fewer
         systemd-run --quiet --collect --unit="$unit" --property=KillMode=control-group \
+            --property=OOMPolicy=continue \
             /bin/sh "$0" run "$dir" >>log 2>&1 || { cat log >&2; exit 1; }
     elif command -v setsid >/dev/null 2>&1; then
         setsid nohup /bin/sh "$0" run "$dir" </dev/null >/dev/null 2>&1 &

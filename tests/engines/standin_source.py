@@ -41,7 +41,7 @@ requires-python = ">=3.10"
 vllm = "vllm.entry:run"
 """
 
-SETUP = '''\
+SETUP = """\
 import os
 import subprocess
 import sys
@@ -87,7 +87,7 @@ setup(
     cmdclass={"build_ext": cmake_build_ext},
     options={"bdist_wheel": {"py_limited_api": "cp310"}},
 )
-'''
+"""
 
 CMAKE = """\
 cmake_minimum_required(VERSION 3.26)
@@ -310,7 +310,10 @@ class Source:
             ".gitignore": "build/\n*.egg-info/\n.deps/\n*-rackwright.txt\n",
             "README.md": "preview\n",
         }
-        for name, op in (("_C_stable_libtorch", "scaled_fp4_quant"), ("_moe_C_stable_libtorch", "topk_softmax")):
+        for name, op in (
+            ("_C_stable_libtorch", "scaled_fp4_quant"),
+            ("_moe_C_stable_libtorch", "topk_softmax"),
+        ):
             units = range(1, half + 1)
             files[f"csrc/{name}.c"] = MODULE.format(
                 name=name, op=op,
@@ -332,7 +335,9 @@ class Source:
         return path
 
 
-def wheel(folder: Path, name: str, version: str, files: dict[str, str], requires: tuple[str, ...] = ()) -> Path:
+def wheel(
+    folder: Path, name: str, version: str, files: dict[str, str], requires: tuple[str, ...] = ()
+) -> Path:
     """A small pure wheel, byte for byte the same each time."""
     info = f"{name.replace('-', '_')}-{version}.dist-info"
     metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
@@ -359,7 +364,9 @@ def standin_wheels(folder: Path) -> dict[str, Path]:
     return {
         "torch": wheel(folder, "torch", "2.11.0", TORCH),
         "flashinfer-python": wheel(folder, "flashinfer-python", FLASHINFER, {"flashinfer/__init__.py": ""}),
-        "flashinfer-cubin": wheel(folder, "flashinfer-cubin", FLASHINFER, {"flashinfer_cubin/__init__.py": ""}),
+        "flashinfer-cubin": wheel(
+            folder, "flashinfer-cubin", FLASHINFER, {"flashinfer_cubin/__init__.py": ""}
+        ),
     }
 
 

@@ -162,9 +162,12 @@ def index_of(folder: Path, wheels: Iterable[Path]) -> Iterator[Any]:
         for path in paths:
             shutil.copyfile(path, folder / "files" / path.name)
             links.append(f'<a href="/files/{path.name}#sha256={standin.sha256(path)}">{path.name}</a><br>')
-        (page / "index.html").write_text("<!DOCTYPE html><html><body>\n" + "\n".join(links) + "</body></html>")
+        (page / "index.html").write_text(
+            "<!DOCTYPE html><html><body>\n" + "\n".join(links) + "</body></html>"
+        )
     handler = functools.partial(Quiet, directory=str(folder))
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.folder = folder  # type: ignore[attr-defined]
     server.asked = []  # type: ignore[attr-defined]
     server.url = f"http://127.0.0.1:{server.server_port}"  # type: ignore[attr-defined]
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -178,7 +181,9 @@ def index_of(folder: Path, wheels: Iterable[Path]) -> Iterator[Any]:
 class SourceSite(Site):
     """A site with the source route. `index` serves packages; repositories lie on each prepared host."""
 
-    def __init__(self, folder: Path, hosts: Iterable[Machine], index: Any, source: standin.Source, **data: Any):
+    def __init__(
+        self, folder: Path, hosts: Iterable[Machine], index: Any, source: standin.Source, **data: Any
+    ):
         self.source = source
         self.pins = standin.standin_wheels(folder / "standin-wheels")
         self.index = index
