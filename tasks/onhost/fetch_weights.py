@@ -15,16 +15,19 @@ Parameters are one JSON object on stdin, the result is one JSON document on stdo
     {"kind": "peer", "url": "https://10.0.0.1:40123", "cert_file": "…", "token_file": "…"}
                   every source may have a "name"; tokens come from a 0600 file or the environment
                   (HF_TOKEN, MODELSCOPE_API_TOKEN or token_env); "allow_http" permits an endpoint without TLS
+  secrets         a 0600 file, one JSON object of environment variables for the clients (HF_TOKEN,
+                  MODELSCOPE_API_TOKEN, RACKWRIGHT_PEER_TOKEN, AWS_...): read once, and deleted before any
+                  source is asked
   manifest        `<sha256>  <path>` lines: exactly these files are fetched, and each must have this hash.
                   Without it the first source's listing says what is wanted, with the hashes that it publishes
-  ignore          globs of files that are not wanted
+  ignore          globs of files that are not wanted; files that the manifest names always are
   stamp           file of known digests, as verify_weights.py keeps it; makes every later run fast
   write_manifest  where to write the manifest of the verified model
   concurrency     downloads at a time (8)          threads   hashing threads (0: one a core)
   patience        seconds without a byte before a source is given up (120)
   reserve         bytes that must stay free on the disk (1 GiB)
   shards, files, bytes, bytes_within               cross-checks, as verify_weights.py takes them
-  seal            make files read-only when the model is whole (true)
+  seal            make files and folders read-only when the model is whole (true)
   mode            "fetch", or "list": only say what each source has, as {"files": {path: {size, sha256}}};
                   hash_small: with "list", files up to so many bytes whose SHA-256 no one publishes are
                   fetched and hashed (0)
@@ -49,6 +52,7 @@ import os
 import re
 import shutil
 import signal
+import stat
 import sys
 import tempfile
 import threading
@@ -71,6 +75,8 @@ ATTEMPTS = 3  # wrong copies of one file before the run stops
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # a network file system that knows none
 GRACE = 5.0  # seconds that a stopped run waits for its workers
 STUCK = 6  # failures of one file at one source in a row without a new byte before that pair is given up
+SECRET_NAMES = ("HF_TOKEN", "MODELSCOPE_API_TOKEN", "RACKWRIGHT_PEER_TOKEN", "AWS_ACCESS_KEY_ID",
+                "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")  # fmt: skip
 HUB_NAME = re.compile(r"\.([0-9a-f]{64})(\.[0-9a-f]{8})?\.incomplete$")  # huggingface_hub's, with the sha256
 
 
@@ -79,6 +85,7 @@ class Params(NamedTuple):
 
     dest: str = ""
     sources: tuple[dict[str, Any], ...] = ()
+    secrets: str | None = None
     manifest: str | None = None
     ignore: tuple[str, ...] = ()
     stamp: str | None = None
@@ -97,8 +104,9 @@ class Params(NamedTuple):
 
 
 KINDS: dict[str, tuple[type, ...]] = {
-    "dest": (str,), "sources": (list,), "manifest": (str,), "ignore": (list,), "stamp": (str,),
-    "write_manifest": (str,), "concurrency": (int,), "threads": (int,), "patience": (int, float),
+    "dest": (str,), "sources": (list,), "secrets": (str,), "manifest": (str,),
+    "ignore": (list,), "stamp": (str,), "write_manifest": (str,), "concurrency": (int,), "threads": (int,),
+    "patience": (int, float),
     "reserve": (int,), "shards": (int,), "files": (int,), "bytes": (int,), "bytes_within": (int, float),
     "seal": (bool,), "mode": (str,), "hash_small": (int,),
 }  # fmt: skip
@@ -129,6 +137,29 @@ def params_from(document: Any) -> Params:
     if params.mode == "fetch" and not params.sources and params.manifest is None:
         raise vw.Usage("sources or a manifest must be given")
     return params
+
+
+def take_secrets(path: str) -> None:
+    """Put the variables of a secrets file into this process's environment, and delete the file.
+
+    vw.Usage if others can read it or it holds anything but known names with text.
+    """
+    try:
+        mode = stat.S_IMODE(os.stat(path).st_mode)
+        with open(path, encoding="utf-8") as f:
+            text = f.read()
+        os.unlink(path)
+        found = json.loads(text)
+    except OSError as e:
+        raise vw.Usage(f"secrets: {path}: {e.strerror}") from e
+    except ValueError:
+        raise vw.Usage(f"secrets: {path} is not JSON") from None  # its text must not show
+    if mode & 0o077:
+        raise vw.Usage(f"secrets: {path} could be read by other users; it is deleted, give it mode 0600")
+    good = isinstance(found, dict) and set(found) <= set(SECRET_NAMES)
+    if not good or not all(isinstance(value, str) and value for value in found.values()):
+        raise vw.Usage(f"secrets: {path} may hold text for {', '.join(SECRET_NAMES)} and nothing else")
+    os.environ.update(found)
 
 
 class Wanted(NamedTuple):
@@ -300,6 +331,7 @@ class Fetch:
         home = os.path.join(self.work, "home")
         self.servings = [self._serving(spec, home) for spec in params.sources]
         self.wanted: dict[str, Wanted] = {}
+        self.ignore = params.ignore
         self.failures: dict[str, list[dict[str, Any]]] = {}
         self.problems: list[dict[str, str]] = []
         self.notes: list[str] = []
@@ -374,10 +406,12 @@ class Fetch:
         if os.stat(dest).st_dev != os.stat(self.parent).st_dev:
             what = f"{dest} is a mount point: finished files could not be moved into it"
             raise vw.Usage(f"{what}; take a folder below it as dest")
+        self.unseal()
         ws.quiet_clients(os.path.join(self.work, "home"))
         if self.params.manifest is not None:
             hashes = vw.read_manifest(self.params.manifest)
-            self.wanted = {p: Wanted(p, None, h) for p, h in hashes.items() if not self.ignored(p)}
+            self.ignore = tuple(g for g in self.ignore if not any(fnmatch.fnmatchcase(p, g) for p in hashes))
+            self.wanted = {p: Wanted(p, None, h) for p, h in hashes.items()}
         else:
             first = next((s for s in self.servings if self.ready(s)), None)
             if first is not None and first.listing is not None:
@@ -392,7 +426,7 @@ class Fetch:
 
     def ignored(self, path: str) -> bool:
         """The caller does not want this file."""
-        return any(fnmatch.fnmatchcase(path, pattern) for pattern in self.params.ignore)
+        return any(fnmatch.fnmatchcase(path, pattern) for pattern in self.ignore)
 
     def no_source(self) -> None:
         """No source answered: say why, for each."""
@@ -818,7 +852,7 @@ class Fetch:
                 write_manifest=p.write_manifest,
                 threads=p.threads,
                 follow_links=linked,
-                ignore=p.ignore,
+                ignore=self.ignore,
                 shards=p.shards,
                 files=p.files,
                 bytes=p.bytes,
@@ -831,13 +865,22 @@ class Fetch:
         return result
 
     def seal(self) -> None:
-        """Files read-only, for everyone to read whatever the umask was; folders stay their owner's."""
+        """Files and folders read-only, for everyone to read whatever the umask was."""
+        try:
+            for path in self.wanted:
+                full = os.path.join(self.params.dest, path)
+                if not os.path.islink(full) and os.stat(full).st_nlink == 1:
+                    os.chmod(full, 0o444)
+            for folder, _, _ in os.walk(self.params.dest):
+                os.chmod(folder, 0o555)
+        except OSError as e:  # another user's files, or a file system without modes
+            self.notes.append(f"not everything could be made read-only: {ws.plain(e)}")
+
+    def unseal(self) -> None:
+        """Let finished files be moved into the folders of a model that an earlier run had closed."""
         for folder, _, _ in os.walk(self.params.dest):
-            os.chmod(folder, 0o755)
-        for path in self.wanted:
-            full = os.path.join(self.params.dest, path)
-            if not os.path.islink(full) and os.stat(full).st_nlink == 1:
-                os.chmod(full, 0o444)
+            if not os.stat(folder).st_mode & stat.S_IWUSR:
+                os.chmod(folder, 0o755)
 
 
 def listing(params: Params, stop: threading.Event) -> dict[str, Any]:
@@ -918,7 +961,10 @@ def main(argv: list[str] | None = None) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     try:
-        result = run(params_from(json.load(sys.stdin)), stop)
+        params = params_from(json.load(sys.stdin))
+        if params.secrets is not None:
+            take_secrets(params.secrets)
+        result = run(params, stop)
     except (vw.Usage, json.JSONDecodeError) as e:
         print(f"fetch_weights.py: {e}", file=sys.stderr)
         return 2

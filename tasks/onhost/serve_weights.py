@@ -13,8 +13,9 @@ tools environment, to make a certificate). The other side is the `peer` source o
 Parameters are JSON on stdin:
   dir, manifest, stamp   as verify_weights.py takes them
   address, port          where to listen (port 0: any free one)
-  token_file             the token, at least 32 characters, mode 0600
+  token_file             the token, at least 32 characters, mode 0600; deleted once it is read
   cert_file              where to write the certificate (public: bring it to the other host)
+  info_file              where to write what the first line on stdout says, too; there while it serves
   idle, last             seconds (900, 86400)
 The first line on stdout is JSON: {"url": "https://10.0.0.1:40123", "files": 55, "bytes": 166900000000}.
 Exit status: 0 ended in time, 1 the folder is not what the manifest says, 2 wrong usage.
@@ -29,6 +30,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import ssl
 import stat
 import subprocess
@@ -47,17 +49,21 @@ except ImportError:  # a program on a host: its neighbours are in the same folde
     import verify_weights as vw  # type: ignore[import-not-found,no-redef]
 
 BLOCK = 1024 * 1024  # bytes sent at a time
-KEYS = ("dir", "manifest", "stamp", "address", "port", "token_file", "cert_file", "idle", "last")
+KEYS = (
+    *("dir", "manifest", "stamp", "address", "port", "token_file", "cert_file", "info_file"),
+    *("idle", "last"),
+)
 TOKEN_LENGTH = 32  # characters at least
 
 
 def read_token(path: str) -> str:
-    """The token; Usage if its file can be read by others or it is too short to be one."""
+    """The token, whose file is deleted; Usage if others can read it or it is too short to be one."""
     status = os.stat(path)
     if stat.S_IMODE(status.st_mode) & 0o077:
         raise vw.Usage(f"{path} can be read by other users: chmod 600 {path}")
     with open(path, encoding="utf-8") as f:
         token = f.read().strip()
+    os.unlink(path)
     if len(token) < TOKEN_LENGTH:
         raise vw.Usage(f"{path}: the token must have {TOKEN_LENGTH} characters or more")
     return token
@@ -117,6 +123,7 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, address: tuple[str, int], files: dict[str, vw.Entry], digests: dict[str, str]) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         super().__init__(address, Handler)
         self.files = files
         self.listing = json.dumps(
@@ -250,7 +257,11 @@ def serve(params: dict[str, Any]) -> int:
     server.token, server.context = token.encode(), context
     host, port = server.server_address[:2]
     total = sum(e.size for e in files.values())
-    print(json.dumps({"url": f"https://{host!s}:{port}", "files": len(files), "bytes": total}), flush=True)
+    shown = f"[{host!s}]" if ":" in str(host) else str(host)
+    info = json.dumps({"url": f"https://{shown}:{port}", "files": len(files), "bytes": total})
+    if params.get("info_file"):
+        vw.write_atomically(params["info_file"], info + "\n")
+    print(info, flush=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     began, stop = time.monotonic(), threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -263,6 +274,9 @@ def serve(params: dict[str, Any]) -> int:
             break
     server.shutdown()
     server.server_close()
+    for path in (params["cert_file"], params.get("info_file")):
+        if path and os.path.exists(path):
+            os.unlink(path)
     return 0
 
 

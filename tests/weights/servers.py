@@ -14,7 +14,7 @@ import threading
 import time
 import urllib.parse
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -59,6 +59,7 @@ class Hub:
         self.rate: int | None = None  # bytes a second and connection
         self.seen_tokens: dict[str, set[str]] = defaultdict(set)  # host -> Authorization headers
         self.lock = threading.Lock()
+        self.on_request: Callable[[], object] = lambda: None
         self.url = ""
 
     def fault(self, path: str) -> Fault | None:
@@ -93,6 +94,7 @@ class Handler(BaseHTTPRequestHandler):
         url = urllib.parse.urlsplit(self.path)
         query = dict(urllib.parse.parse_qsl(url.query))
         given = self.headers.get("Authorization", "")
+        hub.on_request()
         hub.seen_tokens[self.headers.get("Host", "").split(":")[0]].add(given)
         signed = url.path.startswith("/cdn/")
         if hub.token and not signed and given != f"Bearer {hub.token}":

@@ -126,15 +126,17 @@ def test_a_missing_client_is_said_so(site: Site) -> None:
 def peer(folder: Path, root: Path, **more: Any) -> Iterator[tuple[dict[str, Any], subprocess.Popen[str]]]:
     """A host that serves its copy; the source that the other host is given."""
     root.mkdir(exist_ok=True)
-    token = root / "token"
-    token.write_text(TOKEN + "\n")
-    token.chmod(0o600)
+    # one for each side: the server deletes its own once it is read
+    token, served = root / "token", root / "token-of-the-server"
+    for path in (token, served):
+        path.write_text(TOKEN + "\n")
+        path.chmod(0o600)
     manifest = root / "m.sha256"
     if not manifest.exists():
         manifest.write_text(serve_weights.vw.manifest_text(digests_of(folder)))
     parameters = {
-        "dir": str(folder), "manifest": str(manifest), "address": "127.0.0.1", "token_file": str(token),
-        "cert_file": str(root / "cert.pem"), "idle": 60, **more,
+        "dir": str(folder), "manifest": str(manifest), "address": "127.0.0.1", "token_file": str(served),
+        "cert_file": str(root / "cert.pem"), "info_file": str(root / "info.json"), "idle": 60, **more,
     }  # fmt: skip
     process = subprocess.Popen(
         [sys.executable, "-I", serve_weights.__file__, "--stdin"],
@@ -146,6 +148,9 @@ def peer(folder: Path, root: Path, **more: Any) -> Iterator[tuple[dict[str, Any]
     process.stdin = None
     line = process.stdout.readline()
     known = json.loads(line) if line else {"url": ""}
+    if line:
+        assert json.loads((root / "info.json").read_text()) == known
+        assert not served.exists()
     source = {
         "kind": "peer",
         "url": known["url"],
@@ -249,6 +254,8 @@ def test_a_peer_ends_by_itself_when_no_one_asks(site: Site, tmp_path: Path) -> N
     with peer(site.origin, tmp_path / "peer", idle=1) as (source, process):
         assert ask(source, "/files") == 200
         assert process.wait(timeout=20) == 0
+        assert not Path(source["cert_file"]).exists()
+        assert not (tmp_path / "peer" / "info.json").exists()
     left = [p.name for p in Path("/tmp").glob("rackwright-peer-*") if p.owner() == Path("/tmp").owner()]
     assert left == []
 

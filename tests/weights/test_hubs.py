@@ -34,7 +34,7 @@ def test_a_model_arrives_whole_and_nothing_else_is_left_anywhere(any_hub: Served
     assert [p.name for p in site.models.iterdir()] == ["tiny"]
     assert list(site.home.iterdir()) == []
     assert {p.stat().st_mode & 0o777 for p in site.dest.rglob("*") if p.is_file()} == {0o444}
-    assert {p.stat().st_mode & 0o777 for p in (site.dest, site.dest / "encoding")} == {0o755}
+    assert {p.stat().st_mode & 0o777 for p in (site.dest, site.dest / "encoding")} == {0o555}
 
 
 def test_the_second_run_asks_no_one_and_hashes_nothing(any_hub: Served, site: Site) -> None:
@@ -200,6 +200,67 @@ def test_the_token_comes_from_a_private_file_and_goes_to_the_hub_alone(
         assert TOKEN not in text
     for path in site.root.rglob("*"):
         assert path == token or not path.is_file() or TOKEN.encode() not in path.read_bytes()
+
+
+def test_secrets_are_read_once_deleted_before_any_source_is_asked_and_each_goes_to_its_hub_alone(
+    content: dict[str, bytes], scope: Hub, site: Site, tmp_path: Path
+) -> None:
+    secrets = tmp_path / "secrets.json"
+    secrets.write_text(json.dumps({"HF_TOKEN": TOKEN, "MODELSCOPE_API_TOKEN": "ms-0123456789"}))
+    secrets.chmod(0o600)
+    with running(content, "huggingface", token=TOKEN) as closed:
+        closed.hidden.add(SHARD)  # so that both hubs are asked
+        closed.on_request = lambda: there.append(secrets.exists())
+        there: list[bool] = []
+        result = site.fetch(hf(closed), ms(scope), secrets=str(secrets))
+    assert result["ok"] and site.is_whole()
+    assert there and not any(there)
+    seen = {**closed.seen_tokens, **scope.seen_tokens}
+    assert closed.seen_tokens["127.0.0.1"] == {f"Bearer {TOKEN}"}
+    assert not any(TOKEN in given for given in scope.seen_tokens["127.0.0.1"])
+    assert all("ms-0123456789" not in given for given in closed.seen_tokens["127.0.0.1"])
+    assert seen["localhost"] == {""}
+    assert TOKEN not in json.dumps(result)
+
+
+@pytest.mark.parametrize(
+    ("content_", "mode", "words"),
+    [
+        ('{"HF_TOKEN": "hf_abcdefgh"}', 0o644, "0600"),
+        ('{"PATH": "hf_abcdefgh"}', 0o600, "nothing else"),
+        ('{"HF_TOKEN": 5}', 0o600, "nothing else"),
+        ("hf_abcdefgh", 0o600, "not JSON"),
+        (None, 0o600, "No such file"),
+    ],
+)
+def test_secrets_that_are_none_are_refused_without_showing_them(
+    content_: str | None, mode: int, words: str, hub: Hub, site: Site, tmp_path: Path
+) -> None:
+    secrets = tmp_path / "secrets.json"
+    if content_ is not None:
+        secrets.write_text(content_)
+        secrets.chmod(mode)
+    process = site.start(hf(hub), secrets=str(secrets))
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (2, "")
+    assert words in err and "hf_abcdefgh" not in err
+    assert not secrets.exists()
+    assert hub.requests == []
+
+
+def test_a_model_that_was_sealed_is_mended_by_its_owner(any_hub: Served, site: Site) -> None:
+    _, source = any_hub
+    site.fetch(source)
+    site.dest.chmod(0o755)
+    (site.dest / SHARD).unlink()
+    site.dest.chmod(0o555)
+    assert site.fetch(source)["ok"] and site.is_whole()
+    assert site.dest.stat().st_mode & 0o777 == 0o555
+
+
+def test_ignored_patterns_do_not_take_away_what_the_manifest_names(any_hub: Served, site: Site) -> None:
+    result = site.fetch(any_hub[1], ignore=["config.json", "*.md"])
+    assert result["ok"] and site.is_whole()
 
 
 def test_the_token_may_come_from_the_environment(content: dict[str, bytes], site: Site) -> None:
