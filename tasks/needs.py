@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
-from tasks.checks import DiskNeed, EndpointNeed, GpuNeed, Needs
-from tasks.recipe import DockerRoute, SourceRoute, WheelRoute
+from tasks.checks import DiskNeed, GpuNeed, Needs
+from tasks.endpoints import endpoints_of
+from tasks.onhost.wheel_lock import parse_lock
+from tasks.recipe import DockerRoute, Recipe, SourceRoute, WheelRoute
 
 if TYPE_CHECKING:
     from tasks.plan import Plan
@@ -16,8 +19,14 @@ TOOLS_BYTES = 300_000_000
 BYTES_PER_FILE = 45_000
 
 
+# A release in an image's tag: `vllm/vllm-openai:v0.26.0-cu129`.
+_RELEASE = re.compile(r":v?(\d+\.\d+(?:\.\d+)?)(?:-|$)")
+
+
 def needs_of(plan: Plan) -> Needs:
     """Needs of one host as it stands: what is done already needs no room and no endpoint."""
+    endpoints = endpoints_of(plan)
+    asked = [plan.facts.net.endpoints.get(need.url) for need in endpoints]
     recipe, settings, layout = plan.recipe, plan.settings, plan.layout
     hardware, pins = recipe.hardware, recipe.route(plan.route)
     flags = recipe.flags(plan.mode, plan.route)
@@ -25,6 +34,7 @@ def needs_of(plan: Plan) -> Needs:
     method = speculative.get("method") if isinstance(speculative, dict) else None
     tokens = speculative.get("num_speculative_tokens") if isinstance(speculative, dict) else None
     parallel = flags.get("tensor-parallel-size")
+    transfer = flags.get("kv-transfer-config")
     return Needs(
         root=layout.root,
         route=settings.route or recipe.engine.default,
@@ -40,6 +50,7 @@ def needs_of(plan: Plan) -> Needs:
         cuda_major=pins.cuda_major,
         cuda_toolkit=hardware.cuda_toolkit,
         python=None if isinstance(pins, DockerRoute) or plan.state.has("env") else pins.python,
+        python_path=settings.python,
         env_kind=settings.env_kind,
         glibc="2.28" if isinstance(pins, WheelRoute) else None,  # manylinux_2_28 wheels
         cpu_flags=tuple(hardware.cpu_flags),
@@ -49,24 +60,26 @@ def needs_of(plan: Plan) -> Needs:
         shm_bytes=int(hardware.shm_gib * GIB),
         disk=_disk(plan),
         ports=(settings.port,),
-        endpoints=endpoints_of(plan),
+        build_jobs=settings.max_jobs if isinstance(pins, SourceRoute) else None,
+        build_bytes_per_job=pins.bytes_per_job if isinstance(pins, SourceRoute) else 6 * GIB,
+        endpoints=endpoints,
+        offline=all(facts is None or facts.spared for facts in asked),
         supervisor=settings.supervisor,
+        needs_root=settings.supervisor == "systemd" or settings.service_user is not None,
+        nofile=hardware.nofile,
         own_pids=tuple(state.pid for state in plan.services.values() if state.pid),
-        engine_version=pins.version if isinstance(pins, WheelRoute) else None,
-        flashinfer=_flashinfer(pins),
+        engine_version=_engine_version(pins),
+        flashinfer=_flashinfer(recipe, pins),
         model_speculative=tuple(recipe.model.speculative),
         speculative_method=str(method) if method else None,
         speculative_tokens=int(tokens) if isinstance(tokens, int) else None,
         attention_heads=recipe.model.attention_heads,
         tensor_parallel=int(parallel) if isinstance(parallel, int) else None,
+        disaggregated=isinstance(transfer, dict)
+        and transfer.get("kv_role") in ("kv_producer", "kv_consumer"),
         flags=dict(flags),
         env=recipe.env(plan.mode, plan.route),
     )
-
-
-def endpoints_of(plan: Plan) -> tuple[EndpointNeed, ...]:
-    """Servers that the steps of a run use. Known before the host is read."""
-    return ()
 
 
 def _disk(plan: Plan) -> tuple[DiskNeed, ...]:
@@ -88,6 +101,21 @@ def _disk(plan: Plan) -> tuple[DiskNeed, ...]:
     return tuple(needs)
 
 
-def _flashinfer(pins: WheelRoute | SourceRoute | DockerRoute) -> str | None:
-    wheels = pins.wheels if isinstance(pins, SourceRoute) else []
-    return next((wheel.version for wheel in wheels if wheel.package == "flashinfer-python"), None)
+def _engine_version(pins: WheelRoute | SourceRoute | DockerRoute) -> str | None:
+    """The engine's release, where the route pins one: a date or a nightly tag says nothing about releases."""
+    if isinstance(pins, DockerRoute):
+        found = _RELEASE.search(pins.image)
+        return found.group(1) if found else None
+    return pins.version if "." in pins.version else None
+
+
+def _flashinfer(recipe: Recipe, pins: WheelRoute | SourceRoute | DockerRoute) -> str | None:
+    """FlashInfer's version, from the pinned wheels or the lock."""
+    if isinstance(pins, SourceRoute):
+        wheels = [(wheel.package, wheel.version) for wheel in pins.wheels]
+    elif isinstance(pins, WheelRoute):
+        lock = parse_lock(recipe.beside(pins.lock).read_text("utf-8"))
+        wheels = [(pin.name, pin.version) for pin in lock]
+    else:
+        wheels = []
+    return dict(wheels).get("flashinfer-python")

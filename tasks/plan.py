@@ -14,12 +14,13 @@ from tasks.bundle import Bundle, bundle_for, ship
 from tasks.checks import Needs, run_checks
 from tasks.checks.table import render_host, verdict_line
 from tasks.choices import choices_of
-from tasks.facts import HostFacts, ProbeRequest, build_probe, facts_to_json, parse_probe
+from tasks.endpoints import endpoints_of
+from tasks.facts import Endpoint, HostFacts, ProbeRequest, build_probe, facts_to_json, parse_probe
 from tasks.findings import Finding, fail
 from tasks.interrupt import catch_interrupts
 from tasks.launch import LaunchSpec, launch_spec
 from tasks.mistakes import Mistakes
-from tasks.needs import endpoints_of, needs_of
+from tasks.needs import needs_of
 from tasks.paths import ROOT
 from tasks.receipts import Receipt
 from tasks.recipe import SAFE_MODE, TRIAL, Recipe, WheelRoute
@@ -136,8 +137,11 @@ class Plan:
 
     # -- reading the host ----------------------------------------------------------------------
 
-    def look(self) -> None:
-        """Read the host in one round trip. Raises LostHost."""
+    def look(self, *, network: bool = False) -> None:
+        """Read the host in one round trip; with `network`, try the servers that its steps need.
+
+        Raises LostHost.
+        """
         systemd = Systemd()
         names = self.service_names
         run = self.layout.run
@@ -152,9 +156,13 @@ class Plan:
             root=self.layout.root,
             model_root=self.layout.model_root,
             ports=(self.settings.port,),
-            endpoints=tuple(need.url for need in endpoints_of(self)),
+            endpoints=tuple(Endpoint(need.url, need.unless) for need in endpoints_of(self))
+            if network
+            else (),
+            links=(*self.settings.find_links, self.layout.wheels),
             want_gpu=self.recipe.hardware.count > 0,
             want_docker=self.route == "docker",
+            python=self.settings.python,
             env_python=f"{self.layout.env}/bin/python",
             extra_sections=(
                 (
@@ -267,7 +275,7 @@ def plan_for(host: Any, verb: str, *, preflight: bool = True, table: bool = Fals
     try:
         settings, recipe = choices_of(real)
         plan = Plan(real, settings, recipe, verb)
-        plan.look()
+        plan.look(network=preflight)
         found = plan.check()
     except Mistakes as mistakes:
         _stop(host, real, "\n".join(mistakes.lines))

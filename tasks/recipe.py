@@ -90,6 +90,7 @@ class Hardware(Part):
     cpu_flags: list[str] = []
     ram_gib: float = 2
     shm_gib: float = 0
+    nofile: int = Field(65535, gt=0)
 
 
 class Shim(Part):
@@ -159,10 +160,17 @@ class SourceRoute(Part):
 
 
 class DockerRoute(Part):
-    """The engine as an image, by digest where one is known."""
+    """The engine as an image, by digest where one is known.
 
-    image: str
+    `digest` is the registry's, `image_id` the image's own (what `docker load` brings). `versions` are those
+    of distributions inside, `program` is the engine's command there.
+    """
+
+    image: str = Field(pattern=r"^[a-z0-9][\w./:-]*:[\w.-]+$")
     digest: str | None = Field(None, pattern=r"^sha256:[0-9a-f]{64}$")
+    image_id: str | None = Field(None, pattern=r"^sha256:[0-9a-f]{64}$")
+    versions: dict[str, str] = {}
+    program: str = "vllm"
     replacement: str | None = None
     cuda_major: int | None = None
     flags: dict[str, Flag] = {}

@@ -18,6 +18,8 @@ _APT = {
     "cmake": "cmake",
     "Python.h": "python3-dev",
 }
+# what the onhost programs run on
+OLDEST_PYTHON = (3, 8)
 _AT_RUN_TIME = (
     "FlashInfer, DeepGEMM, TileLang, Triton and TorchInductor compile kernels while serving "
     "(vLLM issue #49497, flashinfer issue #1781)"
@@ -114,27 +116,35 @@ def conda(needs: Needs, host: HostFacts) -> Finding:
         return skipped("python.conda", "the image brings its own Python")
     if not facts.found and not facts.pythons and facts.conda is None:
         return skipped("python.conda", f"programs could not be listed: {facts.reasons.get('*')}")
-    if facts.conda and needs.env_kind != "venv":
+    if facts.conda and needs.env_kind != "venv" and not needs.python_path:
         version = f" {facts.conda.version}" if facts.conda.version else ""
         return ok("python.conda", "conda makes the environment", f"conda{version} at {facts.conda.path}")
-    if needs.env_kind == "conda":
-        return fail(
-            "python.conda",
-            "the settings ask for conda, and there is none",
-            observed="no conda on PATH or in the usual places",
-            expected="conda",
-            fix="Install Miniforge under /opt/conda, or set env_kind = 'auto'.",
-        )
     python = fitting_python(needs, host)
     seen = names(f"{p.path} {p.version or '(' + (p.why or 'no answer') + ')'}" for p in facts.pythons)
-    if python is None:
+    if needs.python_path and python is None:
         return fail(
             "python.conda",
-            f"no conda, and no Python {needs.python or '3'} to make a venv from",
+            f"the interpreter that the site names is not a Python {needs.python or '3'}",
+            observed=seen or "no Python",
+            expected=f"Python {needs.python or '3'} at {needs.python_path}",
+            fix="Correct `python` in the inventory, or leave it out.",
+        )
+    no_venv = python is not None and python.venv is False and needs.env_kind == "auto"
+    if python is None or no_venv or needs.env_kind == "conda":
+        wanted = "conda" if needs.env_kind == "conda" else f"Python {needs.python or '3'} with venv"
+        starts = next((p for p in facts.pythons if version_key(p.version) >= OLDEST_PYTHON), None)
+        if needs.env_kind != "venv" and starts:
+            return ok("python.conda", f"no {wanted} here: Miniforge is installed below root for it", seen)
+        package = "python3" if needs.env_kind != "venv" else f"python{needs.python or '3'}-venv"
+        return fail(
+            "python.conda",
+            f"no {wanted}, and no Python 3.8 or newer that could install it"
+            if needs.env_kind != "venv"
+            else f"no {wanted} to make a venv from, as the settings ask",
             observed=seen or "no Python",
             expected=f"conda, or Python {needs.python or '3'}",
-            fix=f"apt-get install -y python{needs.python or '3'}-venv python{needs.python or '3'}-dev, "
-            "or install Miniforge under /opt/conda",
+            fix=f"apt-get install -y {package}"
+            + ("" if needs.env_kind != "venv" else f" python{needs.python or '3'}-dev, or env_kind = 'auto'"),
         )
     if python.venv is False:
         return fail(
@@ -149,8 +159,13 @@ def conda(needs: Needs, host: HostFacts) -> Finding:
 
 
 def fitting_python(needs: Needs, host: HostFacts) -> PythonFacts | None:
-    """The first interpreter with the wanted minor version (any Python 3 when none is wanted)."""
+    """The first interpreter with the wanted minor version (any Python 3 when none is wanted).
+
+    Where the site names one it must be that.
+    """
     for python in host.tools.pythons:
+        if needs.python_path and python.path != needs.python_path:
+            continue
         have = version_key(python.version)[:2]
         if have and (have == version_key(needs.python)[:2] if needs.python else have[0] == 3):
             return python

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tasks.checks.needs import DiskNeed, Needs
-from tasks.checks.words import count, names, size
+from tasks.checks.words import SUDO, count, names, size
 from tasks.facts import HostFacts
 from tasks.facts.disk import PathFacts
 from tasks.findings import Finding, fail, ok, skipped, warn
@@ -186,7 +186,7 @@ def writable(needs: Needs, host: HostFacts) -> Finding:
             wrong.append(f"{facts.mount} is mounted read-only ({need.path})")
         elif facts.no_exec and need.kind == "env":
             wrong.append(f"{facts.mount} is mounted noexec: no program in {need.path} could run")
-        elif facts.writable is False and host.system.sudo != "passwordless":
+        elif facts.writable is False:
             wrong.append(f"{facts.at} may not be written by {host.system.user or 'this user'} ({need.path})")
         elif facts.writable is None:
             unread.append(f"{need.path}: {_why(facts, 'space')}")
@@ -196,7 +196,9 @@ def writable(needs: Needs, host: HostFacts) -> Finding:
             "a path of the layout cannot be used",
             observed="; ".join(dict.fromkeys(wrong)),
             expected="folders that can be made and written",
-            fix="Choose another `root` or `model_root`, or mount and own these folders for this user.",
+            fix="Choose another `root` or `model_root`, or mount and own these folders for this user."
+            if host.system.sudo != "passwordless"
+            else f"{SUDO} Or choose folders that this user may write.",
         )
     if unread:
         return skipped("disk.writable", "; ".join(unread))

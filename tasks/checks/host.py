@@ -4,7 +4,7 @@ privilege, limits, ports."""
 from __future__ import annotations
 
 from tasks.checks.needs import Needs
-from tasks.checks.words import names, plural, size
+from tasks.checks.words import SUDO, names, plural, size
 from tasks.facts import HostFacts
 from tasks.facts.net import Owner
 from tasks.facts.text import at_least
@@ -250,14 +250,18 @@ def privilege(needs: Needs, host: HostFacts) -> Finding:
         "none": f"{who}, no sudo",
     }
     observed = kinds.get(system.sudo or "", f"{who}, sudo unknown")
-    if needs.needs_root and system.sudo not in ("root", "passwordless"):
+    if needs.needs_root and system.uid != 0:
+        can = system.sudo == "passwordless"
         return fail(
             "host.privilege",
-            "a step of this deployment needs root, and this user cannot become it unattended",
+            "a step of this deployment needs root, and "
+            + ("the inventory does not say so" if can else "this user cannot become it unattended"),
             observed=observed,
             expected="root, or sudo without a password",
-            fix="Connect as root, give the user a NOPASSWD rule, or choose paths and a supervisor of its own "
-            "(root = /home/USER/rackwright, supervisor = 'supervisord').",
+            fix=SUDO
+            if can
+            else "Connect as root, give the user a NOPASSWD rule, or choose paths and a supervisor of its "
+            "own (root = /home/USER/rackwright, supervisor = 'supervisord').",
         )
     return ok("host.privilege", "enough privilege for what is asked", observed)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from tasks.facts import Unless
+
 Route = Literal["wheel", "source", "docker"]
 DiskKind = Literal["env", "model", "cache", "scratch", "other"]
 
@@ -27,12 +29,18 @@ class DiskNeed:
 
 @dataclass(frozen=True)
 class EndpointNeed:
-    """A server that the chosen routes use. `alternative` is what to do where it cannot be reached."""
+    """A server that the chosen routes use.
+
+    `alternative` is the other way that is open where it cannot be reached (then that is no failure), `fix`
+    what opens one. `unless`: when it is not asked.
+    """
 
     name: str
     url: str
     purpose: str
     alternative: str | None = None
+    fix: str | None = None
+    unless: tuple[Unless, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -54,7 +62,8 @@ class Needs:
 
     Versions are dotted strings (floors, unless said otherwise); sizes are bytes. `own_pids` are processes
     of this deployment that already run: they may hold its ports and its GPUs. `flags` are the engine's
-    flags and `env` its environment in the chosen mode, for combinations that cannot work.
+    flags and `env` its environment in the chosen mode, for combinations that cannot work. `python` is the
+    version of the engine's environment, `python_path` the interpreter that the site names for it.
     """
 
     root: str
@@ -64,6 +73,7 @@ class Needs:
     cuda_major: int | None = None
     cuda_toolkit: str | None = None
     python: str | None = None
+    python_path: str | None = None
     env_kind: Literal["auto", "conda", "venv"] = "auto"
     machine: tuple[str, ...] = ("x86_64", "amd64")
     kernel: str | None = "4.18"

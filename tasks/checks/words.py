@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+# pyinfra's own way to run everything as root on a host
+SUDO = 'Put "_sudo": True into the host\'s data in the inventory.'
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 

@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
-from tasks.facts.probe import HostFacts, ProbeRequest, build_probe, facts_to_json, parse_probe
+from tasks.facts.probe import HostFacts, build_probe, facts_to_json, parse_probe
+from tasks.facts.request import Endpoint, ProbeRequest, Unless
 
-__all__ = ["HostFacts", "ProbeRequest", "build_probe", "facts_to_json", "parse_probe"]
+__all__ = [
+    "Endpoint",
+    "HostFacts",
+    "ProbeRequest",
+    "Unless",
+    "build_probe",
+    "facts_to_json",
+    "parse_probe",
+]

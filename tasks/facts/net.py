@@ -4,20 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from urllib.parse import urlsplit
+from dataclasses import dataclass, field, replace
 
 from tasks.facts.text import Section, get_section, int_of
-
-
-def host_and_port(url: str) -> tuple[str, int]:
-    """Host and port that a URL means."""
-    parts = urlsplit(url)
-    try:
-        port = parts.port
-    except ValueError:
-        port = None
-    return parts.hostname or "", port or (80 if parts.scheme == "http" else 443)
 
 
 @dataclass(frozen=True)
@@ -42,7 +31,11 @@ class Listener:
 
 @dataclass(frozen=True)
 class EndpointFacts:
-    """Whether a URL's server answered: any HTTP status is an answer, a 5xx of the server is not."""
+    """Whether a URL's server answered: any HTTP status is an answer, a 5xx of the server is not.
+
+    `spared`: it was not asked, because what it serves is there. `at` is what was tried, where that follows
+    from the host's own settings. `at_hand` counts the wheels that need no server, and all of them.
+    """
 
     url: str
     reachable: bool | None = None
@@ -50,16 +43,23 @@ class EndpointFacts:
     seconds: float | None = None
     tool: str | None = None
     why: str | None = None
+    spared: bool = False
+    at: str | None = None
+    at_hand: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
 class NetFacts:
-    """Listening sockets, their owners by port, and endpoints by URL. `proxies` are names of variables."""
+    """Listening sockets, their owners by port, and endpoints by URL.
+
+    `proxies` are names of variables; `pip` are the keys by which the host's pip looks in more places.
+    """
 
     listeners: tuple[Listener, ...] | None = None
     owners: Mapping[int, tuple[Owner, ...]] = field(default_factory=dict)
     endpoints: Mapping[str, EndpointFacts] = field(default_factory=dict)
     proxies: tuple[str, ...] = ()
+    pip: tuple[str, ...] = ()
     reasons: Mapping[str, str] = field(default_factory=dict)
 
     def listening(self, port: int) -> tuple[Listener, ...]:
@@ -101,6 +101,7 @@ def parse_net(sections: Mapping[str, Section], endpoints: tuple[str, ...] = ()) 
             for i, url in enumerate(endpoints)
         },
         proxies=proxies,
+        pip=tuple(line.removeprefix("pip=") for line in net.text.splitlines() if line.startswith("pip=")),
         reasons=reasons,
     )
 
@@ -138,8 +139,21 @@ def _endpoint(url: str, answer: str | None, no_answer: str) -> EndpointFacts:
     if not match:
         return EndpointFacts(url, why="the probe's answer could not be read")
     tool, rc, rest = match.group(1), int(match.group(2)), match.group(3).strip()
+    hand = re.match(r"hand=(\d{1,5})/(\d{1,5}) ?", rest)
+    rest = rest[hand.end() :] if hand else rest
+    at = re.match(r"at=(\S+) ?", rest)
+    rest = rest[at.end() :] if at else rest
+    base = EndpointFacts(
+        url=url,
+        tool=tool,
+        spared=tool == "skip",
+        at=at.group(1) if at else None,
+        at_hand=(int(hand.group(1)), int(hand.group(2))) if hand else None,
+    )
+    if tool == "skip":
+        return base
     if tool == "none":
-        return EndpointFacts(url, why=rest)
+        return replace(base, tool=None, why=rest)
     status = re.search(r"\bcode=(\d{3})\b", rest)
     seconds = re.search(r"\bseconds=(\d{1,6}(?:\.\d{1,9})?)", rest)
     code = int(status.group(1)) if status else None
@@ -150,12 +164,11 @@ def _endpoint(url: str, answer: str | None, no_answer: str) -> EndpointFacts:
     answered = bool(code) if tool in ("curl", "python") else (rc == 0 or wget_status is not None)
     message = re.sub(r"\bcode=\d{3} seconds=\S+", "", rest).strip() or None
     if answered and code is not None and code >= 500:
-        return EndpointFacts(url, False, code, None, tool, f"the server answers {code}")
-    return EndpointFacts(
-        url=url,
+        return replace(base, reachable=False, status=code, why=f"the server answers {code}")
+    return replace(
+        base,
         reachable=answered,
         status=code or None,
         seconds=float(seconds.group(1)) if seconds and answered else None,
-        tool=tool,
         why=None if answered else (message or f"{tool} ended with status {rc}"),
     )

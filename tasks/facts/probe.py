@@ -28,8 +28,8 @@ from typing import Any, TypeVar
 from tasks.facts.cuda import CudaFacts, DockerFacts, parse_cuda, parse_docker
 from tasks.facts.disk import DiskFacts, parse_disk
 from tasks.facts.gpu import GpuFacts, parse_gpu
-from tasks.facts.net import NetFacts, host_and_port, parse_net
-from tasks.facts.request import ProbeRequest
+from tasks.facts.net import NetFacts, parse_net
+from tasks.facts.request import ProbeRequest, Unless
 from tasks.facts.system import (
     CgroupFacts,
     CpuFacts,
@@ -45,7 +45,7 @@ from tasks.facts.system import (
 from tasks.facts.text import Section, split_sections
 from tasks.facts.tools import ToolFacts, parse_tools
 
-__all__ = ["HostFacts", "ProbeRequest", "build_probe", "facts_to_json", "parse_probe"]
+__all__ = ["HostFacts", "build_probe", "facts_to_json", "parse_probe"]
 
 _EXTRA_DEADLINE_S = 20
 _EXTRA_BYTES = 512 * 1024
@@ -83,6 +83,8 @@ def build_probe(request: ProbeRequest) -> str:
     for i, path in enumerate(request.disk_paths):
         lines.append(f"rw disk.{i} 12 4096 rw_disk {shlex.quote(path)}")
     lines.append(_sh("tools"))
+    if request.python:
+        lines.append(f"rw python.site 10 2048 rw_python {shlex.quote(request.python)}")
     if request.env_python:
         python = shlex.quote(request.env_python)
         lines.append(f"if [ -x {python} ]; then rw env 15 8192 rw_packages {python}; else rw_none env; fi")
@@ -115,12 +117,22 @@ def _sh(name: str) -> str:
 def _endpoint_lines(request: ProbeRequest) -> list[str]:
     """All endpoints side by side, each printing one line."""
     calls = []
-    for i, url in enumerate(request.endpoints):
-        host, port = host_and_port(url)
-        words = (str(i), url, str(request.endpoint_deadline_s), host, str(port))
-        calls.append(f"rw_endpoint {' '.join(shlex.quote(word) for word in words)} &")
+    for i, endpoint in enumerate(request.endpoints):
+        words = (str(i), endpoint.url, str(request.endpoint_deadline_s))
+        ask = f"rw_endpoint {' '.join(shlex.quote(word) for word in words)}"
+        if endpoint.unless:
+            spared = " && ".join(_unless(case) for case in endpoint.unless)
+            ask = f"if {spared}; then rw_said {i} skip 0 ''; else {ask}; fi"
+        calls.append(f"( rw_q=; {ask} ) &")
     deadline = 2 * request.endpoint_deadline_s + 4
-    return ["rw_net() { rw_proxies", *calls, "wait; }", f"rw net {deadline} 32768 rw_net"]
+    links = " ".join(shlex.quote(path) for path in request.links)
+    return [f"rw_net() {{ rw_where_to {links}", *calls, "wait; }", f"rw net {deadline} 32768 rw_net"]
+
+
+def _unless(case: Unless) -> str:
+    wheels = " ".join(shlex.quote(name) for name in case.wheels)
+    at_hand = f" || rw_at_hand {wheels}" if wheels else ""
+    return f"{{ {{ {case.done}; }} >/dev/null 2>&1{at_hand}; }}"
 
 
 def parse_probe(
@@ -140,7 +152,7 @@ def parse_probe(
             reasons[name] = f"the answer could not be read ({type(error).__name__}: {error})"
             return empty
 
-    endpoints = request.endpoints if request else ()
+    endpoints = tuple(endpoint.url for endpoint in request.endpoints) if request else ()
     if _END not in sections:
         reasons["*"] = "the probe was cut off: its last section is missing"
     return HostFacts(

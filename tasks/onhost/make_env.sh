@@ -42,7 +42,8 @@ find_python() {
     case $version in
     *+) for minor in 13 12 11 10; do names="$names /usr/bin/python3.$minor /usr/local/bin/python3.$minor"; done ;;
     esac
-    for p in $python $names "${own:+$own/bin/python3}" "$(command -v "python$exact" 2>/dev/null)" "$(command -v python3 2>/dev/null)"; do
+    for p in $python $names "${own:+$own/bin/python3}" "$(command -v "python$exact" 2>/dev/null)" \
+        "$(command -v python3 2>/dev/null)" "${prefix%/*}/env/bin/python3"; do
         [ -n "$p" ] && [ -x "$p" ] && suits "$p" && { echo "$p"; return; }
         [ -n "$python" ] && [ "$p" = "$python" ] && return
     done

@@ -155,7 +155,9 @@ def test_root_is_only_asked_of_hosts_that_need_it(host: MakeHost, needs: MakeNee
     assert host_checks.privilege(needs(), user).status == "ok"
     assert host_checks.privilege(needs(needs_root=True), user).status == "fail"
     sudoer = host(system={"uid": 1000, "user": "me", "sudo": "passwordless"})
-    assert host_checks.privilege(needs(needs_root=True), sudoer).status == "ok"
+    finding = host_checks.privilege(needs(needs_root=True), sudoer)
+    assert finding.status == "fail" and "_sudo" in (finding.fix or "")
+    assert host_checks.privilege(needs(needs_root=True), host()).status == "ok"
 
 
 def test_few_open_files_warn_where_no_unit_can_raise_them(host: MakeHost, needs: MakeNeeds) -> None:
@@ -257,9 +259,10 @@ def test_paths_that_cannot_be_used_fail_with_the_cause(
     assert words in (finding.observed or "")
 
 
-def test_sudo_without_a_password_can_make_folders(host: MakeHost, needs: MakeNeeds) -> None:
+def test_sudo_without_a_password_must_be_asked_for(host: MakeHost, needs: MakeNeeds) -> None:
     sudoer = host(system={"sudo": "passwordless"}, disk=[place("/opt/rackwright", writable=False)])
-    assert disk.writable(needs(), sudoer).status == "ok"
+    finding = disk.writable(needs(), sudoer)
+    assert finding.status == "fail" and '"_sudo": True' in (finding.fix or "")
 
 
 def test_network_and_memory_disks_warn_with_their_cost(host: MakeHost, needs: MakeNeeds) -> None:
@@ -286,11 +289,29 @@ def test_conda_or_a_fitting_python_makes_the_environment(host: MakeHost, needs: 
     with_conda = host(tools={"conda": CondaFacts("/opt/conda/bin/conda", "/opt/conda", "24.5.0")})
     finding = build.conda(needs(), with_conda)
     assert (finding.status, finding.observed) == ("ok", "conda 24.5.0 at /opt/conda/bin/conda")
-    assert build.conda(needs(python="3.11"), host()).status == "fail"
-    assert build.conda(needs(env_kind="conda"), host()).status == "fail"
     no_venv = host(tools={"pythons": (PythonFacts("/usr/bin/python3", "3.12.3", "/usr", False, True, True),)})
-    finding = build.conda(needs(), no_venv)
+    finding = build.conda(needs(env_kind="venv"), no_venv)
     assert (finding.status, finding.fix) == ("fail", "apt-get install -y python3.12-venv")
+
+
+def test_any_python_can_bring_in_miniforge_where_nothing_fits(host: MakeHost, needs: MakeNeeds) -> None:
+    for wanted in (needs(python="3.11"), needs(env_kind="conda")):
+        finding = build.conda(wanted, host())
+        assert (finding.status, "Miniforge" in finding.summary) == ("ok", True)
+    old = host(tools={"pythons": (PythonFacts("/usr/bin/python3", "3.6.9", "/usr", True, True, True),)})
+    assert build.conda(needs(), old).status == "fail"
+    none = host(tools={"pythons": ()})
+    finding = build.conda(needs(), none)
+    assert (finding.status, finding.fix) == ("fail", "apt-get install -y python3")
+    assert build.conda(needs(python="3.11", env_kind="venv"), host()).status == "fail"
+
+
+def test_the_interpreter_that_the_site_names_is_the_one_that_counts(host: MakeHost, needs: MakeNeeds) -> None:
+    named = needs(python_path="/opt/py/bin/python3")
+    assert build.conda(named, host()).status == "fail"
+    there = (PythonFacts("/opt/py/bin/python3", "3.12.1", "/opt/py", True, True, True),)
+    finding = build.conda(named, host(tools={"pythons": there}))
+    assert (finding.status, finding.observed) == ("ok", "/opt/py/bin/python3 3.12.1")
 
 
 def test_the_missing_compiler_is_named_with_its_package(host: MakeHost, needs: MakeNeeds) -> None:

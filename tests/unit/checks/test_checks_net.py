@@ -54,5 +54,15 @@ def test_a_slow_endpoint_is_a_warning(needs: MakeNeeds) -> None:
     assert net.endpoints(needs(endpoints=(INDEX,)), slow)[0].status == "warn"
 
 
+def test_what_was_spared_is_not_reported_and_wheels_at_hand_are_counted(needs: MakeNeeds) -> None:
+    spared = host(EndpointFacts(INDEX.url, tool="skip", spared=True))
+    assert net.endpoints(needs(endpoints=(INDEX,)), spared) == []
+    own = EndpointNeed("index", "pip:pip", "Python packages", fix="Set index_url.")
+    dead = EndpointFacts("pip:pip", False, tool="curl", why="x", at="https://m.test/pip/", at_hand=(2, 40))
+    (finding,) = net.endpoints(needs(endpoints=(own,)), host(dead))
+    assert (finding.status, finding.fix) == ("fail", "Set index_url.")
+    assert "https://m.test/pip/: x; 2 of 40 wheels are at hand" in (finding.observed or "")
+
+
 def test_what_is_not_needed_is_not_reported(needs: MakeNeeds) -> None:
     assert net.endpoints(needs(), host(EndpointFacts(HUB.url, False))) == []

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tasks.facts.net import host_and_port, parse_net
+from tasks.facts.net import parse_net
 from tasks.facts.text import split_sections
 
 PORTS = """
@@ -85,8 +85,15 @@ def test_answers_of_every_tool_are_understood(answer: str, reachable: bool | Non
     assert (facts.endpoints["https://x.test"].why is None) == bool(reachable)
 
 
-def test_ports_of_urls_follow_the_scheme() -> None:
-    assert host_and_port("https://a.test/x") == ("a.test", 443)
-    assert host_and_port("http://a.test") == ("a.test", 80)
-    assert host_and_port("http://a.test:8080/") == ("a.test", 8080)
-    assert host_and_port("https://a.test:bad/") == ("a.test", 443)
+def test_what_is_there_already_is_not_asked_and_the_count_of_wheels_is_read() -> None:
+    answers = (
+        "endpoint=0 tool=skip rc=0 hand=38/38 \n"
+        "endpoint=1 tool=curl rc=6 hand=2/40 at=https://mirror.test/simple/pip/ curl: (6) no such host "
+        "code=000 seconds=0.0\n"
+    )
+    facts = parse_net(split_sections(f"@@rw:net\npip=find-links\n{answers}@@rc:0\n"), ("pip:a", "pip:pip"))
+    spared, asked = facts.endpoints["pip:a"], facts.endpoints["pip:pip"]
+    assert (spared.spared, spared.at_hand, spared.reachable) == (True, (38, 38), None)
+    assert (asked.spared, asked.at_hand, asked.reachable) == (False, (2, 40), False)
+    assert (asked.at, asked.why) == ("https://mirror.test/simple/pip/", "curl: (6) no such host")
+    assert facts.pip == ("find-links",)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import socket
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.facts import HostFacts, ProbeRequest, build_probe, facts_to_json, parse_probe
+from tasks.facts import Endpoint, HostFacts, ProbeRequest, Unless, build_probe, facts_to_json, parse_probe
 from tasks.facts.text import split_sections
 
 Run = Callable[..., "subprocess.CompletedProcess[bytes]"]
@@ -76,7 +77,7 @@ def test_nothing_is_written_on_the_host(
 def test_it_works_where_next_to_nothing_is_installed(
     shell: list[str], run_probe: Run, tool_folder: Callable[..., Path]
 ) -> None:
-    asked = request(endpoints=("https://x.test/",), env_python="/no/such/python")
+    asked = request(endpoints=(Endpoint("https://x.test/"),), env_python="/no/such/python")
     done = run_probe(build_probe(asked), shell, only=tool_folder(*BASIC))
     facts = parse_probe(done.stdout.decode("ascii"), asked)
     assert facts.complete
@@ -189,7 +190,7 @@ def test_an_endpoint_that_answers_and_one_that_refuses(
         assert server.stdout
         port = int(server.stdout.readline().split("port ")[1].split()[0])
         good, bad = f"http://127.0.0.1:{port}/", "http://127.0.0.1:1/"
-        asked = request(endpoints=(good, bad))
+        asked = request(endpoints=(Endpoint(good), Endpoint(bad)))
         done = run_probe(build_probe(asked), ["dash"], only=tool_folder(*BASIC, "curl"))
         facts = parse_probe(done.stdout.decode(), asked)
     finally:
@@ -200,12 +201,94 @@ def test_an_endpoint_that_answers_and_one_that_refuses(
     assert facts.net.endpoints[bad].why
 
 
+PIP_CONF = """[global]
+index-url = https://user:secret@127.0.0.1:1/simple
+find-links =
+    {folder}
+    https://pages.test/wheels
+extra-index-url = https://more.test/simple
+"""
+
+
+def test_the_hosts_own_pip_says_where_packages_come_from(
+    shell: list[str],
+    run_probe: Run,
+    tmp_path: Path,
+    tool_folder: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wheels, mine = tmp_path / "wheels", tmp_path / "mine"
+    for folder in (wheels, mine):
+        folder.mkdir()
+    (wheels / "torch-2.13.0+cpu-cp311-cp311-linux_x86_64.whl").touch()
+    (mine / "uv-0.13.9-py3-none-any.whl").touch()
+    (tmp_path / "pip.conf").write_text(PIP_CONF.format(folder=wheels.as_uri()))
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
+    torch = Unless("false", ("torch-2.13.0+cpu-*.whl",))
+    asked = request(
+        links=(str(mine),),
+        endpoints=(
+            Endpoint("pip:pip", (torch, Unless("false", ("uv-0.13.9-py3-none-any.whl", "anyio-4*.whl")))),
+            Endpoint("http://127.0.0.1:1/torch/", (torch,)),
+            Endpoint("http://127.0.0.1:1/done/", (Unless("[ -d / ]"), torch)),
+            Endpoint("http://127.0.0.1:1/half/", (Unless("[ -d / ]"), Unless())),
+        ),
+    )
+    done = run_probe(build_probe(asked), shell, only=tool_folder(*BASIC, "curl"))
+    net = parse_probe(done.stdout.decode(), asked).net
+    index, spared, finished, half = (net.endpoints[endpoint.url] for endpoint in asked.endpoints)
+    assert (index.spared, index.reachable, index.at_hand) == (False, False, (1, 2))
+    assert index.at == "http://127.0.0.1:1/simple/pip/".replace("http:", "https:")
+    assert "secret" not in done.stdout.decode()
+    assert [one.spared for one in (spared, finished, half)] == [True, True, False]
+    assert net.pip == ("find-links", "extra-index-url")
+
+
+def test_a_variable_wins_over_pips_files_and_a_folder_is_an_index(
+    run_probe: Run, tmp_path: Path, tool_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "simple").mkdir()
+    monkeypatch.setenv("PIP_INDEX_URL", f"file://{tmp_path}/simple")
+    asked = request(endpoints=(Endpoint("pip:pip"), Endpoint("file:///no/such/index/pip/")))
+    done = run_probe(build_probe(asked), ["dash"], only=tool_folder(*BASIC))
+    there, gone = (parse_probe(done.stdout.decode(), asked).net.endpoints[one.url] for one in asked.endpoints)
+    assert (there.reachable, there.at) == (True, f"file://{tmp_path}/simple/pip/")
+    assert (gone.reachable, gone.why) == (False, "no such folder")
+
+
+def test_a_conda_is_asked_about_its_own_channel(
+    run_probe: Run, tmp_path: Path, tool_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefix = tmp_path / "miniforge3"
+    (prefix / "bin").mkdir(parents=True)
+    (prefix / "bin" / "conda").write_text("#!/bin/sh\n")
+    (prefix / "bin" / "conda").chmod(0o755)
+    monkeypatch.setenv("CONDA_EXE", str(prefix / "bin" / "conda"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    asked = request(endpoints=(Endpoint("conda:"),))
+    tools = tool_folder(*BASIC)
+
+    def channel() -> str | None:
+        done = run_probe(build_probe(asked), ["dash"], only=tools)
+        return parse_probe(done.stdout.decode(), asked).net.endpoints["conda:"].at
+
+    (tools / "curl").symlink_to("/bin/false")
+    assert channel() == "https://conda.anaconda.org/conda-forge/linux-64/repodata.json.zst"
+    (tmp_path / ".condarc").write_text("channels:\n  - http://127.0.0.1:1/mirror/main\n")
+    assert channel() == "http://127.0.0.1:1/mirror/main/linux-64/repodata.json.zst"
+
+
 def test_paths_and_urls_cannot_run_commands(
     run_probe: Run, tmp_path: Path, tool_folder: Callable[..., Path]
 ) -> None:
     evil = f"/x'; touch {tmp_path}/owned; echo '"
     asked = ProbeRequest(
-        root=evil, model_root="/$(touch /tmp/no)", endpoints=(f"https://a/$(touch {tmp_path}/o2)",)
+        root=evil,
+        model_root="/$(touch /tmp/no)",
+        endpoints=(Endpoint(f"https://a/$(touch {tmp_path}/o2)", (Unless("false", ("$(touch o3)",)),)),),
+        links=(f"/y' $(touch {tmp_path}/o4)",),
     )
     done = run_probe(build_probe(asked), ["dash"], only=tool_folder(*BASIC, "touch", "curl"))
     facts = parse_probe(done.stdout.decode(), asked)
@@ -232,7 +315,7 @@ def test_nothing_at_all_gives_empty_facts_with_reasons() -> None:
 
 
 def test_random_damage_never_raises(run_probe: Run) -> None:
-    asked = request(ports=(22,), endpoints=("https://x.test/",))
+    asked = request(ports=(22,), endpoints=(Endpoint("https://x.test/"),))
     good = run_probe(build_probe(asked), ["dash"]).stdout.decode()
     rng = random.Random(20261130)
     for _ in range(120):
