@@ -44,10 +44,10 @@ class HubSource(Part):
 
 
 class S3Source(Part):
-    """A prefix in S3-compatible storage."""
+    """A prefix in S3-compatible storage; a site can name its own (`s3_bucket`, `s3_prefix`)."""
 
     bucket: str
-    prefix: str
+    prefix: str = ""
 
 
 class GenerateSource(Part):
@@ -67,12 +67,17 @@ class Sources(Part):
 
 
 class Model(Part):
-    """The checkpoint: its name for clients, its sources and what makes it whole."""
+    """The checkpoint: its name for clients, its sources and what makes it whole.
+
+    `manifest` is a file beside the recipe (`rackwright manifest` writes it); `ignore` are globs of files that
+    are not wanted although the sources have them.
+    """
 
     name: str
     shards: int = Field(gt=0)
     bytes: int = Field(gt=0)
     manifest: str | None = None
+    ignore: list[str] = []
     speculative: list[Literal["mtp", "dspark", "ngram"]] = []
     attention_heads: int | None = None
     sources: Sources

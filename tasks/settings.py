@@ -24,6 +24,8 @@ SHARED_FOLDERS = frozenset(
     """.split()  # noqa: SIM905 (a list of quoted slashes is harder to read)
 )
 
+# The name of a variable on the controller; a token given in its place has lower-case letters.
+EnvName = Annotated[str, Field(pattern=r"^[A-Z_][A-Z0-9_]*$")]
 SupervisorChoice = Literal["auto", "systemd", "systemd-user", "supervisord"]
 
 
@@ -46,14 +48,30 @@ class Settings(BaseModel):
     env_kind: Literal["auto", "conda", "venv"] = "auto"
     python: str | None = None
     sources: list[SourceName] = Field(["huggingface", "modelscope", "s3", "generate"], min_length=1)
+    ignore: list[str] = []
     model_path: str | None = None
+    model_path_how: Literal["copy", "hardlink", "symlink"] = "copy"
     peer: str | None = None
+    peer_address: str | None = None
+    peer_port: Port | None = None
     hub_endpoint: str | None = None
+    hub_token_file: str | None = None
+    hub_token_env: EnvName | None = None
     modelscope_endpoint: str | None = None
-    token_file: str | None = None
+    modelscope_token_file: str | None = None
+    modelscope_token_env: EnvName | None = None
+    s3_bucket: str | None = None
+    s3_prefix: str | None = None
     s3_endpoint: str | None = None
+    s3_region: str | None = None
     s3_addressing: Literal["auto", "virtual", "path"] = "virtual"
+    s3_ca_bundle: str | None = None
+    s3_credentials_file: str | None = None
+    s3_credentials_env: bool = False
+    s3_profile: str | None = None
+    s3_anonymous: bool = False
     download_workers: int = Field(8, ge=1, le=64)
+    hash_threads: int | None = Field(None, ge=1, le=256)
     index_url: str | None = None
     extra_index_urls: list[str] | None = None
     find_links: list[str] = []
@@ -77,7 +95,10 @@ class Settings(BaseModel):
     follow: bool = False
     lines: int = Field(50, ge=1, le=100_000)
 
-    @field_validator("root", "model_root", "model_path", "python", "source_archive", "bundle")
+    @field_validator(
+        *("root", "model_root", "model_path", "python", "source_archive", "bundle"),
+        *("hub_token_file", "modelscope_token_file", "s3_credentials_file", "s3_ca_bundle"),
+    )
     @classmethod
     def _plain_absolute_path(cls, value: str | None) -> str | None:
         if value is None:
@@ -97,11 +118,12 @@ class Settings(BaseModel):
             raise ValueError(f"has {len(value)} characters; at most {LONGEST_ROOT} (sockets lie below)")
         return value
 
-    @field_validator("bind")
+    @field_validator("bind", "peer_address")
     @classmethod
-    def _address(cls, value: str) -> str:
+    def _address(cls, value: str | None) -> str | None:
         try:
-            ipaddress.ip_address(value)
+            if value is not None:
+                ipaddress.ip_address(value)
         except ValueError:
             raise ValueError("must be an IP address, such as 127.0.0.1 or 0.0.0.0") from None
         return value
@@ -126,6 +148,18 @@ class Settings(BaseModel):
             raise ValueError("sources names 'path', so model_path must say where the copy lies")
         if "peer" in self.sources and self.peer is None:
             raise ValueError("sources names 'peer', so peer must name a host of this inventory")
+        for hub in ("hub", "modelscope"):
+            if getattr(self, f"{hub}_token_file") and getattr(self, f"{hub}_token_env"):
+                raise ValueError(
+                    f"{hub}_token_file is a file on the host, {hub}_token_env a variable here: give one of them"
+                )
+        given = {
+            "s3_anonymous = True": self.s3_anonymous,
+            "s3_credentials_env = True": self.s3_credentials_env,
+            "s3_credentials_file": self.s3_credentials_file,
+        }
+        if sum(map(bool, given.values())) > 1:
+            raise ValueError(f"{', '.join(key for key, value in given.items() if value)}: give one of them")
         return self
 
 
