@@ -81,6 +81,7 @@ class Settings(BaseModel):
     bundle: str | None = None
     wheelhouse: str = "wheelhouse"
     source_archive: str | None = None
+    registry_mirrors: list[str] = []
     git_http_version: Literal["HTTP/1.1", "HTTP/2"] | None = None
     max_jobs: int | None = Field(None, ge=1, le=1024)
     nvcc_threads: int | None = Field(None, ge=1, le=64)

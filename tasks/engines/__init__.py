@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from tasks.engines.docker import DockerEngine
 from tasks.engines.source import SourceEngine
 from tasks.engines.wheel import WheelEngine
 from tasks.plan import Plan
-from tasks.recipe import SourceRoute, WheelRoute
+from tasks.recipe import DockerRoute, SourceRoute
 from tasks.steps import Step
 
 
@@ -14,5 +15,6 @@ def engine_step(plan: Plan, *, build: bool = False) -> Step:
     pins = plan.recipe.route(plan.route)
     if isinstance(pins, SourceRoute):
         return SourceEngine(plan, pins, build=build)
-    assert isinstance(pins, WheelRoute)
+    if isinstance(pins, DockerRoute):
+        return DockerEngine(plan, pins)
     return WheelEngine(plan, pins)

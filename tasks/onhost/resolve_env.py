@@ -93,9 +93,8 @@ def filtered(texts: Dict[str, str], expressions: List[str]) -> Tuple[Dict[str, s
 def pinned_lines(text: str, pinned: List[Dict[str, Any]]) -> str:
     """A requirement that contradicts a pinned wheel is a Problem; the text itself stays."""
     for pin in pinned:
-        found = re.search(
-            r"(?mi)^\s*%s\s*==\s*([^\s;#]+)" % re.escape(pin["package"]).replace("-", "[-_.]"), text
-        )
+        name = re.sub(r"[-_.]+", "[-_.]", pin["package"])
+        found = re.search(r"(?mi)^\s*%s\s*==\s*([^\s;#]+)" % name, text)
         if found and found[1] != pin["version"]:
             what = "the tree asks for %s %s, the recipe pins %s" % (pin["package"], found[1], pin["version"])
             raise Problem("resolve", what, "pin the wheel of the version that the tree asks for")

@@ -1,6 +1,6 @@
 """An engine's source repository in small: the same shape as vLLM's, built in seconds.
 
-What is the same: CMake and ninja driven by a setup.py of its own (job pools, MAX_JOBS divided by NVCC_THREADS,
+What is the same: CMake and ninja driven by a setup.py of its own (job pools, MAX_JOBS over NVCC_THREADS,
 FETCHCONTENT_BASE_DIR, per-component install), two native extensions, git dependencies declared in
 CMakeLists.txt (by tag, through a variable) and below cmake/external_projects (by commit, with a submodule),
 requirements/{common,cuda}.txt and requirements/build/cuda.txt with the one extra-index line, a version from
@@ -219,7 +219,7 @@ def git(folder: Path, *words: str) -> str:
     identity = {f"GIT_{who}_{what}": value for who in ("AUTHOR", "COMMITTER")
                 for what, value in (("NAME", "t"), ("EMAIL", "t@example.com"), ("DATE", moment))}  # fmt: skip
     done = subprocess.run(
-        ["git", "-c", "protocol.file.allow=always", "-c", "init.defaultBranch=main", "-C", str(folder), *words],
+        ["git", "-c", "protocol.file.allow=always", "-c", "init.defaultBranch=main", "-C", folder, *words],
         env={**os.environ, **identity}, capture_output=True, text=True, stdin=subprocess.DEVNULL,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -305,7 +305,8 @@ class Source:
             "requirements/cuda.txt": "-r common.txt\n\ntorch==2.11.0\n"
             "--extra-index-url https://flashinfer.ai/whl/\n"
             f"flashinfer-python=={FLASHINFER}\nflashinfer-cubin=={FLASHINFER}\n",
-            "requirements/build/cuda.txt": "cmake>=3.26.1\nninja\npackaging>=24.2\nsetuptools>=77.0.3,<81.0.0\n"
+            "requirements/build/cuda.txt": "cmake>=3.26.1\nninja\npackaging>=24.2\n"
+            "setuptools>=77.0.3,<81.0.0\n"
             "setuptools-scm>=8\ntorch==2.11.0\nwheel\n",
             ".gitignore": "build/\n*.egg-info/\n.deps/\n*-rackwright.txt\n",
             "README.md": "preview\n",
@@ -325,7 +326,7 @@ class Source:
         return files
 
     def clone_tar(self, path: Path, *, newest: bool = False) -> Path:
-        """What a person would upload: a tar of a shallow clone of the tag, or of the branch's newest commit."""
+        """What a person would upload: a tar of a shallow clone of the tag, or of the newest commit."""
         place = self.folder / "clones" / path.name
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir(parents=True)

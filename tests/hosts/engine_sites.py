@@ -15,13 +15,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pip._internal.models.index import PyPI
-
 from machines import Machine, base_system, cache_dir
+from pip._internal.models.index import PyPI
 from sites import FAULTS_ON_HOST, ROOT, Site
 
 sys.path.insert(0, str(ROOT / "tests" / "engines"))
-import standin_source as standin  # noqa: E402
+import standin_source as standin
 
 SOURCE_ON_HOST = "/srv/source"
 

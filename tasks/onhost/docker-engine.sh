@@ -1,0 +1,21 @@
+#!/bin/sh
+# Runs one container in the foreground of its supervisor, and ends it when it is told to.
+#   docker-engine.sh NAME STOP_SECONDS RUN_OPTIONS...
+# A container of that name that a killed run left behind goes first: two engines would share the GPUs.
+set -u
+name=$1 seconds=$2
+shift 2
+docker rm --force "$name" >/dev/null 2>&1
+docker run --name "$name" "$@" &
+run=$!
+# the docker program only passes signals on; a container that does not end is ended here
+trap 'docker stop --time "$seconds" "$name" >/dev/null 2>&1' TERM INT
+wait "$run"
+status=$?
+while kill -0 "$run" 2>/dev/null; do
+    wait "$run"
+    status=$?
+done
+trap - TERM INT
+docker rm --force "$name" >/dev/null 2>&1
+exit "$status"

@@ -1,0 +1,134 @@
+"""How many jobs a build gets, and what it learns from tries that ran out of memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tasks.onhost.build_engine import (
+    GIB,
+    KILLED,
+    STEP,
+    History,
+    Jobs,
+    cgroup_paths,
+    fewer,
+    memory_room,
+    number_in,
+    plan_jobs,
+)
+
+
+def planned(cores: int, gib: float, **more: int | None) -> Jobs:
+    given = {"chosen": None, "threads": None, "at_most": None, **more}
+    return plan_jobs(cores, int(gib * GIB), 5 * GIB, **given)
+
+
+@pytest.mark.parametrize(
+    ("cores", "gib", "jobs"), [(8, 1000, 8), (64, 64, 12), (2, 3, 1), (1, 500, 1), (128, 250, 50)]
+)
+def test_cores_and_memory_both_bound_the_jobs(cores: int, gib: float, jobs: int) -> None:
+    assert planned(cores, gib).jobs == jobs
+
+
+def test_threads_of_nvcc_share_cores_and_memory_and_max_jobs_is_what_setup_py_divides() -> None:
+    found = planned(16, 64, threads=2)
+    assert (found.jobs, found.threads, found.max_jobs) == (6, 2, 12)
+    assert found.max_jobs // found.threads == found.jobs
+
+
+def test_a_person_may_choose_but_memory_that_ran_out_still_counts() -> None:
+    assert planned(2, 4, chosen=8).jobs == 8
+    assert planned(2, 4, chosen=8, threads=2).jobs == 4
+    found = planned(64, 500, chosen=8, at_most=2)
+    assert (found.jobs, found.why) == (2, "fewer, since memory ran out before")
+
+
+def test_fewer_ends_at_one() -> None:
+    assert [fewer(8), fewer(3), fewer(2), fewer(1)] == [4, 1, 1, None]
+
+
+def test_a_try_that_died_without_a_word_counts_as_memory_only_with_evidence(tmp_path: Path) -> None:
+    def tried(boot: str, kills_then: int, low: int, kills_now: int) -> int | None:
+        history = History(str(tmp_path / "s.json"), "b1", "inputs")
+        history.data["tries"] = []
+        one = history.begin(Jobs(4, 1, ""), kills_then, 100 * GIB)
+        one["low"], one["boot"] = low, boot
+        history.save()
+        return History(str(tmp_path / "s.json"), "b1", "inputs").at_most(kills_now)
+
+    assert tried("b1", 3, 50 * GIB, 3) is None
+    assert tried("b1", 3, 50 * GIB, 4) == 2
+    assert tried("b0", 3, 50 * GIB, 4) is None
+    assert tried("b0", 3, 1 * GIB, 0) == 2
+
+
+def test_other_inputs_begin_a_new_history(tmp_path: Path) -> None:
+    history = History(str(tmp_path / "s.json"), "b", "one")
+    history.begin(Jobs(8, 1, ""), 0, GIB)["ended"] = "memory"
+    history.save()
+    assert History(str(tmp_path / "s.json"), "b", "one").at_most(0) == 4
+    assert History(str(tmp_path / "s.json"), "b", "two").at_most(0) is None
+
+
+def test_a_build_that_ended_well_forgets_the_memory_that_ran_out(tmp_path: Path) -> None:
+    history = History(str(tmp_path / "s.json"), "b", "one")
+    history.begin(Jobs(8, 1, ""), 0, GIB)["ended"] = "memory"
+    history.begin(Jobs(4, 1, ""), 0, GIB)["ended"] = "done"
+    history.save()
+    assert History(str(tmp_path / "s.json"), "b", "one").at_most(0) is None
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "g++: fatal error: Killed signal terminated program cc1plus",
+        "nvcc error   : 'cicc' died due to signal 9 (Kill signal)",
+        "cc1plus: out of memory allocating 65536 bytes after a total of 9 bytes",
+        "virtual memory exhausted: Cannot allocate memory",
+        "/bin/sh: line 1: 12345 Killed                  /usr/local/cuda/bin/nvcc -c x.cu",
+    ],
+)
+def test_the_compilers_ways_of_saying_killed_are_known(line: str) -> None:
+    assert KILLED.search("FAILED: x.o\n" + line + "\nninja: build stopped")
+
+
+@pytest.mark.parametrize(
+    "line", ["error: 'x' was not declared", "g++: fatal error: no input files", "ninja: build stopped"]
+)
+def test_an_ordinary_error_is_not_taken_for_memory(line: str) -> None:
+    assert not KILLED.search(line)
+
+
+def test_ninjas_steps_are_read_with_pips_and_uvs_indentation() -> None:
+    found = STEP.search("  [13/328] Building CUDA object CMakeFiles/_C.dir/csrc/x.cu.o")
+    assert found and (found[1], found[2]) == ("13", "328")
+    assert not STEP.search("[setuptools] building")
+
+
+def test_cgroup_folders_of_both_versions_and_of_a_container(tmp_path: Path) -> None:
+    for folder in ("system.slice/a.service", "memory/docker/abc"):
+        (tmp_path / folder).mkdir(parents=True)
+    found = cgroup_paths("0::/system.slice/a.service\n", str(tmp_path))
+    assert found == [f"{tmp_path}/system.slice/a.service", f"{tmp_path}/system.slice", str(tmp_path)]
+    found = cgroup_paths("9:memory:/docker/abc\n8:cpu,cpuacct:/x\n", str(tmp_path))
+    assert found == [f"{tmp_path}/memory/docker/abc", f"{tmp_path}/memory/docker", f"{tmp_path}/memory"]
+    # inside a container the path of the machine below does not exist
+    assert cgroup_paths("0::/machine.slice/gone\n", str(tmp_path)) == [str(tmp_path)]
+
+
+def test_the_tightest_cgroup_decides_how_much_memory_there_is(tmp_path: Path) -> None:
+    (tmp_path / "memory.max").write_text("3000000000\n")
+    (tmp_path / "memory.current").write_text("2000000000\n")
+    (tmp_path / "memory.stat").write_text("anon 5\ninactive_file 500000000\n")
+    assert memory_room([str(tmp_path)]) == 1_500_000_000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert memory_room([str(tmp_path)]) > 0
+
+
+def test_numbers_of_kernel_files(tmp_path: Path) -> None:
+    (tmp_path / "f").write_text("low 0\noom_kill 7\noom_group_kill 1\n")
+    assert number_in(str(tmp_path / "f"), "oom_kill") == 7
+    assert number_in(str(tmp_path / "f"), "missing") is None
+    assert number_in(str(tmp_path / "none")) is None
