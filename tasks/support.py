@@ -110,7 +110,9 @@ class Support:
             spec = plan.spec(mode)
             if plan.services[spec.name].installed:
                 scripts[f"logs/{spec.name}.log"] = plan.supervisor.logs(spec.name, spec.log, LOG_LINES, False)
-        for name in plan.state.jobs:
+        # listed, not taken from the probe: that needs this version's programs on the host
+        listed = plan.remote.run(f"ls -1 {quote(plan.layout.jobs)} 2>/dev/null || :").stdout.split()
+        for name in listed:
             log = quote(f"{plan.layout.jobs}/{name}/log")
             scripts[f"jobs/{name}.log"] = f"tail -n {LOG_LINES} {log}"
         found = {}

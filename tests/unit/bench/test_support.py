@@ -79,7 +79,13 @@ def folder(tmp_path: Path) -> Path:
     return path
 
 
-HOST = {"cat ": KEY + "\n", "rw-eager.log": LOG, "weights/log": "fetched\n", "importlib": "torch==2.13.0\n"}
+HOST = {
+    "ls -1": "weights\n",
+    "cat ": KEY + "\n",
+    "rw-eager.log": LOG,
+    "weights/log": "fetched\n",
+    "importlib": "torch==2.13.0\n",
+}
 
 
 def contents(path: Path) -> dict[str, str]:
