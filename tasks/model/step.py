@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+from contextlib import ExitStack, suppress
 from typing import Any
 
-from tasks.digest import digest_of, digest_of_file
+from tasks.jobs import Outcome, status
+from tasks.model import sources
+from tasks.model.peer import NoPeer, delivering, has_model, manifest_file, serving, stamp_file, stop_serving
 from tasks.plan import Plan
 from tasks.receipts import Artifact
-from tasks.remote import quote
+from tasks.recipe import SourceName
+from tasks.remote import LostHost, quote
 from tasks.steps import Done, StepFailed, job, onhost, python_of
+
+DEADLINE = 72 * 3600
 
 
 class Weights:
@@ -26,104 +33,164 @@ class Weights:
         return f"weights: {self.plan.recipe.model.name} in {self.plan.model_dir}"
 
     def digest(self) -> str:
-        """The checkpoint and its manifest; where it comes from does not matter."""
-        model = self.plan.recipe.model
-        manifest = (
-            digest_of_file(self.plan.recipe.beside(model.manifest)) if model.manifest else None
-        )
-        return digest_of([model.name, model.shards, model.bytes, manifest, self.plan.model_dir])
+        """The checkpoint; where it comes from does not matter."""
+        return sources.digest(self.plan.recipe, self.plan.settings, self.plan.model_dir)
 
     def unchanged(self) -> str | None:
         """Verified before, and every file's size and time are as they were then."""
         receipt = self.plan.receipt(self.name)
-        if (
-            self.plan.settings.reverify != "full"
-            and receipt
-            and receipt.digest == self.digest()
-            and receipt.detail.get("stat")
-            and receipt.detail["stat"] == self.plan.state.model_stat
-        ):
+        if receipt and self.plan.settings.reverify != "full" and has_model(self.plan):
             return f"{receipt.detail.get('files')} files, verified {receipt.at}, untouched since"
         return None
 
     def act(self) -> Done:
         """Fetch what is missing or wrong, then verify everything."""
         plan, model = self.plan, self.plan.recipe.model
-        if plan.settings.reverify == "full":
-            plan.remote.run(f"rm -f {quote(self._stamp)}")
-        if "generate" in plan.settings.sources and model.sources.generate:
-            outcome = job(
-                plan,
-                "weights",
-                self.digest(),
-                ("sh", "-c", self._generate()),
-                stdin=json.dumps(self._request()),
-            )
-        else:
-            python = f"{plan.layout.tools}/bin/python" if plan.state.has("tools") else python_of(plan)
-            outcome = job(
-                plan,
-                "weights",
-                self.digest(),
-                (python, onhost(plan, "fetch_weights.py"), "--stdin"),
-                stdin=json.dumps(self._request()),
-                env=(("TMPDIR", plan.layout.tmp), ("HF_HOME", f"{plan.layout.root}/cache/huggingface")),
-                deadline=72 * 3600,
-            )
-        result = outcome.result
+        with delivering(plan):
+            result = self._deliver().result
         stat = plan.remote.run(
-            f"cd {quote(plan.model_dir)} && find . -type f -printf '%P %s %T@\\n' | LC_ALL=C sort | sha256sum"
+            f"cd {quote(plan.model_dir)} && find -L . -type f -printf '%P %s %T@\\n'"
+            " | LC_ALL=C sort | sha256sum"
         )
         if not stat.ok:
             raise StepFailed(f"{plan.model_dir} cannot be listed: {stat.stderr.strip()}")
         verified = result.get("verify") or {}
-        served = [str(item.get("name") or item.get("kind")) for item in result.get("sources") or [] if item]
+        used = [item for item in result.get("sources") or [] if item and item.get("state") == "used"]
+        for source in used:
+            if not source.get("files"):
+                continue
+            plan.say(f"weights: {source['files']} files came from {source['name']}")
+        for wrong in result.get("rejected") or []:
+            plan.say(f"weights: {wrong['file']} of {wrong['source']} was wrong; kept at {wrong['kept_at']}")
         detail: dict[str, Any] = {
             "stat": stat.stdout.split()[0],
             "digest": result.get("digest"),
-            "sources": served,
-            "fetched_bytes": result.get("fetched_bytes"),
+            "sources": [str(item["name"]) for item in used],
+            **{
+                key: result.get(key)
+                for key in ("fetched_files", "fetched_bytes", "received_bytes", "kept_files", "notes")
+            },
+            "rejected": [item["file"] for item in result.get("rejected") or []],
             **{key: verified.get(key) for key in ("files", "bytes", "shards")},
         }
         size = int(verified.get("bytes") or 0)
         manifest = Artifact(f"{model.name}: all files", str(result.get("digest")), size)
         return Done(detail=detail, artifacts=(manifest,), paths=(plan.model_dir,))
 
-    def _request(self) -> dict[str, Any]:
+    def _deliver(self) -> Outcome:
+        """Have the fetcher's job done: begun here, or attached to where it runs already."""
+        plan, key = self.plan, self.digest()
+        own = [source for name in plan.settings.sources if (source := self._source(name))]
+        now = status(plan.remote, onhost(plan, "job.sh"), f"{plan.layout.jobs}/{self.name}", 0)
+        if now.state == "running" and now.key == key:
+            outcome = self._run(self._request(own, None))
+            if "peer" in plan.settings.sources:
+                stop_serving(plan)
+            return outcome
+        if plan.settings.reverify == "full":
+            plan.remote.run(f"rm -f {quote(stamp_file(plan))}")
+        if self._generates():
+            return self._run(self._request([{"kind": "path", "dir": self._made, "how": "copy"}], None), True)
+        secrets = sources.secrets_of(plan.recipe, plan.settings, os.environ)
+        if "peer" not in plan.settings.sources:
+            return self._with_secrets(own, secrets)
+        place = sum(bool(self._source(name)) for name in self._before("peer"))
+        with ExitStack() as stack:
+            why = None
+            try:
+                peer = stack.enter_context(serving(plan))
+            except NoPeer as error:
+                why = f"peer {plan.settings.peer}: {error}"
+                plan.say(f"weights: not from {why}")
+            else:
+                own.insert(place, peer.source)
+                secrets[sources.PEER_TOKEN] = peer.token
+            try:
+                return self._with_secrets(own, secrets)
+            except StepFailed as failure:
+                if why is None:
+                    raise
+                raise StepFailed(f"{failure}\nNot asked: {why}", failure.log) from failure
+
+    def _source(self, name: SourceName) -> dict[str, Any] | None:
+        return sources.source_of(name, self.plan.recipe, self.plan.settings)
+
+    def _before(self, name: SourceName) -> list[SourceName]:
+        """The sources that the site prefers to this one."""
+        names = self.plan.settings.sources
+        return names[: names.index(name)]
+
+    def _generates(self) -> bool:
+        """The recipe writes its checkpoint itself, and no source that the site prefers has it."""
+        names, model = self.plan.settings.sources, self.plan.recipe.model
+        if "generate" not in names or model.sources.generate is None:
+            return False
+        return not any(name == "peer" or self._source(name) for name in self._before("generate"))
+
+    def _with_secrets(self, found: list[dict[str, Any]], secrets: dict[str, str]) -> Outcome:
+        """Run the fetcher, with its secrets in a file of its own that it deletes when it has read it."""
+        plan = self.plan
+        if not secrets:
+            return self._run(self._request(found, None))
+        path = f"{plan.layout.run}/weights-secrets-{self.digest()[:12]}.json"
+        new = quote(path + ".new")
+        written = plan.remote.run(
+            f"umask 077; rm -f {new}; cat >{new} && mv -f {new} {quote(path)}", stdin=json.dumps(secrets)
+        )
+        if not written.ok:
+            raise StepFailed(f"{path} cannot be written: {written.stderr.strip()}\nFix: free space there")
+        try:
+            return self._run(self._request(found, path))
+        finally:
+            with suppress(LostHost):  # the fetcher has deleted it, unless it did not start
+                plan.remote.run(f"rm -f {quote(path)}")
+
+    def _run(self, request: dict[str, Any], generate: bool = False) -> Outcome:
+        """The job itself."""
+        plan = self.plan
+        tools = f"{plan.layout.tools}/bin/python"
+        argv: tuple[str, ...] = (
+            tools if plan.state.has("tools") else python_of(plan),
+            onhost(plan, "fetch_weights.py"),
+            "--stdin",
+        )
+        return job(
+            plan,
+            self.name,
+            self.digest(),
+            ("sh", "-c", self._generate()) if generate else argv,
+            stdin=json.dumps(request),
+            env=(("TMPDIR", plan.layout.tmp),),
+            deadline=DEADLINE,
+            again=plan.settings.reverify == "full",
+        )
+
+    def _request(self, found: list[dict[str, Any]], secrets: str | None) -> dict[str, Any]:
         """What `onhost/fetch_weights.py` reads. Tokens and credentials are not in it, only their files."""
         plan, model, settings = self.plan, self.plan.recipe.model, self.plan.settings
+        manifest = onhost(plan, "model.sha256") if model.manifest else self._kept_manifest()
         request = {
             "dest": plan.model_dir,
-            "sources": [source for name in settings.sources if (source := self._source(name))],
-            "manifest": onhost(plan, "model.sha256") if model.manifest else None,
-            "stamp": self._stamp,
+            "sources": found,
+            "secrets": secrets,
+            "manifest": manifest,
+            "write_manifest": manifest_file(plan),
+            "ignore": sources.ignored(plan.recipe, settings),
+            "stamp": stamp_file(plan),
             "concurrency": settings.download_workers,
+            "threads": settings.hash_threads,
             "shards": model.shards,
             "bytes": model.bytes,
         }
         return {key: value for key, value in request.items() if value is not None}
 
-    @property
-    def _stamp(self) -> str:
-        return f"{self.plan.layout.run}/weights-{self.plan.recipe.model.name}.stamp"
-
-    def _source(self, name: str) -> dict[str, Any] | None:
-        """One source as the fetcher takes it, or None when the recipe does not have it."""
-        model, settings = self.plan.recipe.model, self.plan.settings
-        endpoints = {"huggingface": settings.hub_endpoint, "modelscope": settings.modelscope_endpoint}
-        if name == "path":
-            return {"kind": "path", "dir": settings.model_path, "how": "copy"}
-        pins = getattr(model.sources, name, None)
-        if pins is None:
-            return None
-        if name == "generate":
-            return {"kind": "path", "dir": self._made, "how": "copy"}
-        source = {"kind": name, **pins.model_dump()}
-        if name in endpoints:
-            source |= {"endpoint": endpoints[name], "token_file": settings.token_file}
-        if name == "s3":
-            source |= {"endpoint": settings.s3_endpoint, "addressing": settings.s3_addressing}
-        return source
+    def _kept_manifest(self) -> str | None:
+        """What an earlier delivery of this very model proved: with it, the next one needs no hub."""
+        plan, path = self.plan, manifest_file(self.plan)
+        receipt = plan.receipt(self.name)
+        if receipt and receipt.digest == self.digest() and plan.remote.run(f"[ -f {quote(path)} ]").ok:
+            return path
+        return None
 
     @property
     def _made(self) -> str:
@@ -133,9 +200,9 @@ class Weights:
         """Write the checkpoint beside, then deliver it through the code path of real weights."""
         plan, source = self.plan, self.plan.recipe.model.sources.generate
         assert source is not None
-        made = self._made
-        python = quote(python_of(plan))
+        python, made = quote(python_of(plan)), quote(self._made)
         return (
-            f"{python} {quote(onhost(plan, source.program))} {quote(made)} </dev/null >&2"
-            f" && {python} {quote(onhost(plan, 'fetch_weights.py'))} --stdin; rc=$?; rm -rf {quote(made)}; exit $rc"
+            f"{python} {quote(onhost(plan, source.program))} {made} </dev/null >&2"
+            f" && {python} {quote(onhost(plan, 'fetch_weights.py'))} --stdin"
+            f"; rc=$?; rm -rf {made}; exit $rc"
         )
