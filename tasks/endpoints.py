@@ -15,6 +15,7 @@ from tasks.checks import EndpointNeed, Needs
 from tasks.checks.build import fitting_python
 from tasks.checks.words import names
 from tasks.facts import Unless
+from tasks.model.sources import need_clients, source_of
 from tasks.onhost.wheel_lock import canonical, parse_lock
 from tasks.paths import MINIFORGE, ROOT, TOOLS_LOCK
 from tasks.recipe import DockerRoute, SourceRoute, WheelRoute
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 PYTORCH = "https://download.pytorch.org/whl/"
 MIRROR = "https://pypi.tuna.tsinghua.edu.cn/simple"
 HUBS = {"huggingface": "https://huggingface.co", "modelscope": "https://modelscope.cn"}
-# which sources need no download program beside what the host has
-LOCAL_SOURCES = {"generate", "path"}
 
 
 def endpoints_of(plan: Plan) -> tuple[EndpointNeed, ...]:
@@ -187,7 +186,7 @@ def _engine_wheels(plan: Plan) -> tuple[str, ...]:
 def _tools_done(plan: Plan) -> str:
     """Installed, or not needed on such a host."""
     done = f"[ -f {quote(plan.layout.receipts + '/tools.json')} ]"
-    if set(plan.settings.sources) <= LOCAL_SOURCES and plan.settings.supervisor != "supervisord":
+    if not need_clients(plan.recipe, plan.settings) and plan.settings.supervisor != "supervisord":
         linger = '[ -e "/var/lib/systemd/linger/$(id -un)" ]'
         done += f' || {{ [ -d /run/systemd/system ] && {{ [ "$(id -u)" = 0 ] || {linger}; }}; }}'
     return done
@@ -311,7 +310,7 @@ def _weights(plan: Plan) -> list[EndpointNeed]:
             base = (endpoints[name] or HUBS[name]).rstrip("/")
             api = "/api/models/" if name == "huggingface" else "/api/v1/models/"
             url = base + api + hub.repo
-        elif name == "s3" and sources.s3:
+        elif name == "s3" and source_of("s3", plan.recipe, settings):
             url = settings.s3_endpoint or "https://s3.amazonaws.com"
         else:
             continue

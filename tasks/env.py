@@ -8,6 +8,7 @@ from typing import Any
 
 from tasks.digest import digest_of, digest_of_file
 from tasks.mirrors import picked
+from tasks.model.sources import need_clients
 from tasks.offline import bundle_of
 from tasks.paths import MINIFORGE, TOOLS_LOCK
 from tasks.plan import Plan
@@ -128,7 +129,7 @@ class Tools:
     def unchanged(self) -> str | None:
         """Not needed here, or there already."""
         plan = self.plan
-        if plan.supervisor.name != "supervisord" and set(plan.settings.sources) <= {"generate", "path"}:
+        if plan.supervisor.name != "supervisord" and not need_clients(plan.recipe, plan.settings):
             return "not needed: systemd keeps the engine, and no download tool is used"
         receipt = plan.receipt(self.name)
         if (

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from tasks.checks import DiskNeed, GpuNeed, Needs
 from tasks.endpoints import endpoints_of
+from tasks.model.sources import need_clients
 from tasks.onhost.wheel_lock import parse_lock
 from tasks.recipe import DockerRoute, Recipe, SourceRoute, WheelRoute
 
@@ -92,12 +93,16 @@ def _disk(plan: Plan) -> tuple[DiskNeed, ...]:
         else:
             room = pins.env_bytes + (pins.wheel_bytes if isinstance(pins, WheelRoute) else 0)
             needs.append(DiskNeed(layout.root, room, room // BYTES_PER_FILE, "engine and its wheels", "env"))
-    if plan.supervisor.name == "supervisord" and not plan.receipt("tools"):
+    if (plan.supervisor.name == "supervisord" or need_clients(recipe, plan.settings)) and not plan.receipt(
+        "tools"
+    ):
         needs.append(DiskNeed(layout.root, TOOLS_BYTES, 6000, "tools", "env"))
-    if not plan.receipt("weights"):
-        needs.append(
-            DiskNeed(layout.model_root, recipe.model.bytes, recipe.model.shards + 50, "weights", "model")
-        )
+    missing = recipe.model.bytes - plan.state.model_bytes
+    if not plan.receipt("weights") or missing > recipe.model.bytes / 100:  # as exact as the recipe's count
+        linked = plan.settings.sources[0] == "path" and plan.settings.model_path_how != "copy"
+        room = 0 if linked else max(missing, 0)
+        what = "missing weights" if plan.state.model_bytes else "weights"
+        needs.append(DiskNeed(layout.model_root, room, recipe.model.shards + 50, what, "model"))
     return tuple(needs)
 
 

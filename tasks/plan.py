@@ -5,6 +5,7 @@ Everything a deploy needs, gathered in one round trip before anything is changed
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
@@ -20,6 +21,7 @@ from tasks.findings import Finding, fail
 from tasks.interrupt import catch_interrupts
 from tasks.launch import LaunchSpec, launch_spec
 from tasks.mistakes import Mistakes
+from tasks.model import sources
 from tasks.needs import needs_of
 from tasks.paths import ROOT
 from tasks.receipts import Receipt
@@ -240,6 +242,9 @@ class Plan:
                     reference="uninstall removes what lies below root",
                 )
             )
+        wanted = sources.digest(self.recipe, self.settings, self.model_dir)
+        if not sources.verified(self.receipt("weights"), wanted, self.state.model_stat):
+            found += sources.findings(self.recipe, self.settings, os.environ)
         self.findings = found
         self.record.note(findings=[finding.to_json() for finding in found])
         return found

@@ -152,7 +152,7 @@ class Settings(BaseModel):
         for hub in ("hub", "modelscope"):
             if getattr(self, f"{hub}_token_file") and getattr(self, f"{hub}_token_env"):
                 raise ValueError(
-                    f"{hub}_token_file is a file on the host, {hub}_token_env a variable here: give one of them"
+                    f"{hub}_token_file is a file on the host, {hub}_token_env a variable here: give one"
                 )
         given = {
             "s3_anonymous = True": self.s3_anonymous,

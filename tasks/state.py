@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tasks.jobs import JobState, parse_status
+from tasks.onhost.fetch_weights import WORK
 from tasks.receipts import Receipt, parse_receipt
 from tasks.remote import quote
 from tasks.settings import Layout
@@ -20,6 +21,7 @@ class HostState:
     flags: frozenset[str] = frozenset()
     sums: Mapping[str, str] = field(default_factory=dict)
     model_stat: str | None = None
+    model_bytes: int = 0
     foreign_root: bool = False
     ours: bool = False
     jobs: Mapping[str, JobState] = field(default_factory=dict)
@@ -27,6 +29,12 @@ class HostState:
     def has(self, flag: str) -> bool:
         """Whether something is in place: `lib`, `env`, `tools`, `engine`, `key`, `made-user`, `broken-env`."""
         return flag in self.flags
+
+
+def parts_folder(model_dir: str) -> str:
+    """Where `onhost/fetch_weights.py` keeps the half files of a model."""
+    parent, _, name = model_dir.rpartition("/")
+    return f"{parent}/{WORK}/{name}/parts"
 
 
 def state_section(layout: Layout, *, lib: str, model_dir: str, files: tuple[str, ...]) -> str:
@@ -54,8 +62,11 @@ def state_section(layout: Layout, *, lib: str, model_dir: str, files: tuple[str,
         ),
         f'if [ -d {root} ] && [ ! -e {root}/.rackwright ] && [ -n "$(ls -A {root} 2>/dev/null)" ];'
         " then echo flag=foreign-root; fi",
-        f"[ -d {model} ] && echo model=$(cd {model} && find . -type f -printf '%P %s %T@\\n' 2>/dev/null"
+        f"[ -d {model} ] && echo model=$(cd {model} && find -L . -type f -printf '%P %s %T@\\n' 2>/dev/null"
         " | LC_ALL=C sort | sha256sum | cut -d' ' -f1)",
+        # what is there of the model, half files beside it too
+        f"echo model-bytes=$(find -L {model} {quote(parts_folder(model_dir))} -type f -printf '%s\\n'"
+        " 2>/dev/null | { sum=0; while read -r n; do sum=$((sum + n)); done; echo $sum; })",
         *(f'[ -f {quote(path)} ] && echo "sum=$(sha256sum {quote(path)} 2>/dev/null)"' for path in files),
     ]
     lines += [
@@ -72,6 +83,7 @@ def parse_state(text: str) -> HostState:
     flags: set[str] = set()
     sums: dict[str, str] = {}
     model_stat = None
+    model_bytes = 0
     jobs: dict[str, list[str]] = {}
     job: list[str] = []
     for line in text.splitlines():
@@ -88,6 +100,8 @@ def parse_state(text: str) -> HostState:
             flags.add(value)
         elif key == "model":
             model_stat = value
+        elif key == "model-bytes":
+            model_bytes = int(value) if value.isdigit() else 0
         elif key == "sum":
             digest, _, path = value.partition("  ")
             sums[path] = digest
@@ -100,6 +114,7 @@ def parse_state(text: str) -> HostState:
         flags=frozenset(flags - {"foreign-root", "ours"}),
         sums=sums,
         model_stat=model_stat,
+        model_bytes=model_bytes,
         foreign_root="foreign-root" in flags,
         ours="ours" in flags,
         jobs={name: parse_status("\n".join(text)) for name, text in jobs.items()},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tasks.onhost.fetch_weights import REJECTED, WORK
 from tasks.plan import SERVICE_USER, Plan
 from tasks.remote import quote
 from tasks.steps import Done, StepFailed
@@ -20,6 +21,27 @@ OWN_FOLDERS = (
     "tmp",
     "lib",
 )
+
+
+def remove_half(model_dir: str) -> str:
+    """The sh that removes half and rejected files beside a model, unless another run is at work on it.
+
+    On storage that several hosts share, the run may be another host's.
+    """
+    parent, _, name = model_dir.rpartition("/")
+    work, rejected = f"{parent}/{WORK}", f"{parent}/{REJECTED}"
+    half, lock = quote(f"{work}/{name}"), quote(f"{work}/{name}.lock")
+    return (
+        f"if [ ! -e {lock} ] || flock --nonblock {lock} true 2>/dev/null; then"
+        f" rm -rf {half} {lock} {quote(f'{rejected}/{name}')};"
+        f" rmdir {quote(work)} {quote(rejected)} 2>/dev/null; fi; :"
+    )
+
+
+def remove_model(model_dir: str) -> str:
+    """The sh that removes a model, whose folders are closed, and what lies beside it."""
+    path = quote(model_dir)
+    return f"[ ! -d {path} ] || chmod -R u+w {path}; rm -rf {path} && {{ {remove_half(model_dir)} }}"
 
 
 class Uninstall:
@@ -63,11 +85,12 @@ class Uninstall:
         )
         weights = plan.receipt("weights")
         kept = []
-        for path in weights.paths if weights else ():
+        for path in weights.paths if weights else (plan.model_dir,):
             if path.startswith(layout.root + "/"):
-                self._sh(f"rm -rf {quote(path)}", "remove the weights", 600)
+                self._sh(remove_model(path), "remove the weights", 600)
             else:
-                kept.append(path)
+                kept += [path] if weights else []
+                self._sh(remove_half(path), "remove half-downloaded weights", 600)
         folders = " ".join(quote(f"{layout.root}/{name}") for name in OWN_FOLDERS)
         model_root = quote(layout.model_root)
         self._sh(
