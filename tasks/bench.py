@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from tasks.digest import digest_of
+from tasks.facts.gpu import GpuFacts
 from tasks.launch import LaunchSpec
 from tasks.plan import Plan
 from tasks.recipe import BenchCase, Expected
 from tasks.redact import redact
+from tasks.service import refuse_while_promoting
 from tasks.steps import Done, StepFailed, job, onhost, python_of
 
 # What people look at first; the record holds all figures.
@@ -58,6 +60,7 @@ class Benchmark:
         """Measure, keep what was found out, and say whether the figures count."""
         plan = self.plan
         plan.look()
+        refuse_while_promoting(plan)
         spec = plan.spec()
         if not plan.service.running:
             raise StepFailed(f"{spec.name} does not run\nFix: rackwright start INVENTORY")
@@ -145,7 +148,21 @@ def document(plan: Plan, spec: LaunchSpec, result: dict[str, Any]) -> dict[str, 
         "weights": _digest_of(plan, "weights"),
         "supervisor": plan.supervisor.name,
         "facts": plan.facts_shown(),
+        "gpus": gpus_of(plan.facts.gpu),
         "expected": expected_rows(plan.recipe.bench.expected, spec.mode, result.get("cases") or []),
+    }
+
+
+def gpus_of(facts: GpuFacts) -> dict[str, Any] | None:
+    """What the figures depend on: driver, names, power limits (watts) and links; None without GPUs."""
+    if not facts.gpus:
+        return None
+    return {
+        "driver": facts.driver,
+        "cuda": facts.cuda,
+        "names": [gpu.name for gpu in facts.gpus],
+        "power_limits": [gpu.power_limit for gpu in facts.gpus],
+        "links": [f"gen{gpu.link_gen_max} x{gpu.link_width}" for gpu in facts.gpus],
     }
 
 

@@ -123,7 +123,7 @@ def _differs(a: dict[str, Any], b: dict[str, Any]) -> list[tuple[str, str, str]]
             "recipe": (doc.get("recipe") or {}).get("digest"),
             "flags": " ".join(_flags(engine.get("argv") or [])),
             "cpu": (facts.get("cpu") or {}).get("model"),
-            "gpus": json.dumps(facts["gpu"], sort_keys=True) if facts.get("gpu") else None,
+            "gpus": json.dumps(doc["gpus"], sort_keys=True) if doc.get("gpus") else None,
             "measured": doc.get("started"),
         }
         return {key: str(value) for key, value in words.items() if value is not None}

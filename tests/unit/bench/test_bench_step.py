@@ -11,6 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from tasks import bench as b
+from tasks.facts.gpu import Gpu, GpuFacts
 from tasks.onhost import bench as onhost
 from tasks.recipe import Bench, BenchCase, Expected
 
@@ -94,3 +95,15 @@ def test_every_benchmark_stays_in_a_file_of_its_own_without_secrets(tmp_path: Pa
     told = json.loads(first.read_text("utf-8"))
     assert told["cases"] == [ROW] and told["api_key"] == "[redacted]"
     assert [path.suffix for path in (tmp_path / "gpu1").iterdir()] == [".json", ".json"]
+
+
+def test_the_record_names_driver_and_gpus_and_is_silent_without() -> None:
+    gpus = tuple(Gpu(index=i, name="H20", power_limit=500.0, link_gen_max=5, link_width=16) for i in (0, 1))
+    assert b.gpus_of(GpuFacts(asked=True, driver="580.1", cuda="13.0", gpus=gpus)) == {
+        "driver": "580.1",
+        "cuda": "13.0",
+        "names": ["H20", "H20"],
+        "power_limits": [500.0, 500.0],
+        "links": ["gen5 x16", "gen5 x16"],
+    }
+    assert b.gpus_of(GpuFacts()) is None
