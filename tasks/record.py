@@ -11,6 +11,7 @@ from typing import Any
 
 from tasks import __version__
 from tasks.report import write_report
+from tasks.report_view import page_name
 
 
 class Record:
@@ -35,7 +36,7 @@ class Record:
     @property
     def page(self) -> Path:
         """Where a person looks."""
-        return self._folder / "index.html"
+        return self._folder / page_name(f"{self.evidence['verb']}.json")
 
     def expect(self, name: str, label: str) -> None:
         """A step of this run, not yet begun."""
@@ -50,6 +51,10 @@ class Record:
         """How a step stands: running, done, unchanged, failed."""
         self._steps.setdefault(name, {"name": name, "label": name})
         self._steps[name].update(status=status, **more)
+        if self.evidence["verdict"] == "running" and all(
+            step["status"] in ("done", "unchanged") for step in self._steps.values()
+        ):
+            self.evidence["verdict"] = "pass"
         self._write()
 
     def note(self, **fields: Any) -> None:

@@ -33,6 +33,7 @@ from tasks.report_view import (
     host_of,
     json_name,
     later,
+    page_name,
     row_of,
     text_of,
 )
@@ -51,7 +52,9 @@ _TONES = {
 
 
 def write_report(folder: Path, evidence: Mapping[str, Any], secrets: Iterable[str] = ()) -> None:
-    """Write `<folder>/<verb>.json` and `<folder>/index.html`, each atomically; makes the folder.
+    """Write `<folder>/<verb>.json` and its page, each atomically; makes the folder.
+
+    The page of `site` is `index.html`; another verb's does not replace it: it is `<verb>.html`.
 
     `secrets` are values that must not appear (an API key, a password), besides what `redact` finds.
     Raises OSError when the folder cannot be written; never because of what the evidence holds.
@@ -59,7 +62,7 @@ def write_report(folder: Path, evidence: Mapping[str, Any], secrets: Iterable[st
     clean = dict_of(redact(evidence, secrets))
     folder.mkdir(parents=True, exist_ok=True)
     _replace(folder / json_name(clean), json.dumps(clean, indent=1, ensure_ascii=False) + "\n")
-    _replace(folder / "index.html", _host_page(clean))
+    _replace(folder / page_name(json_name(clean)), _host_page(clean))
 
 
 def write_index(folder: Path) -> None:

@@ -218,7 +218,7 @@ def row_of(data: dict[str, Any], folder: str) -> Row:
     """One host of the index, whose report lies in `folder` beside it."""
     return Row(
         host=text_of(data.get("host")) or "?",
-        link=f"{quote(folder)}/index.html",
+        link=f"{quote(folder)}/{page_name(json_name(data))}",
         verb=text_of(data.get("verb")),
         verdict=text_of(data.get("verdict")),
         why=text_of(data.get("why")),
@@ -469,6 +469,11 @@ def json_name(data: dict[str, Any]) -> str:
     """The file that the evidence is written to, named after the verb and never outside its folder."""
     verb = re.sub(r"[^a-z0-9-]+", "-", text_of(data.get("verb")).lower()).strip("-")[:40]
     return f"{verb or 'report'}.json"
+
+
+def page_name(json_file: str) -> str:
+    """The page that belongs to a verb's JSON."""
+    return "index.html" if json_file == "site.json" else json_file.removesuffix(".json") + ".html"
 
 
 def folder_name(host: str) -> str:
