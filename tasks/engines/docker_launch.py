@@ -57,8 +57,6 @@ def run_words(spec: LaunchSpec, container: Container) -> list[str]:
         f"--label={LABEL}.mode={spec.mode}",
         "--network=host",
         "--ipc=host" if not container.shm_gib else f"--shm-size={container.shm_gib:g}g",
-        "--ulimit=memlock=-1",
-        "--ulimit=nofile=65536:65536",
         "--security-opt=no-new-privileges",
         "--log-driver=none",
         *gpu_words(container.gpu, devices),

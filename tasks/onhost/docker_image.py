@@ -102,9 +102,17 @@ def layers_done(lines: Dict[str, str]) -> Tuple[int, int]:
     return sum(word in finished for word in lines.values()), len(lines)
 
 
+def telling(text: str) -> str:
+    """The line of docker's output that says what is wrong."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    lines = [line for line in lines if not line.startswith(("See 'docker", "Run 'docker"))]
+    errors = [line for line in lines if "rror" in line]
+    return (errors or lines or ["docker said nothing"])[-1]
+
+
 def why_pull_failed(text: str, image: str, replacement: Optional[str]) -> Problem:
     """docker's words about a pull that failed, as a Problem."""
-    last = text.strip().splitlines()[-1] if text.strip() else "docker said nothing"
+    last = telling(text)
     if re.search(r"manifest unknown|manifest for .* not found|not found: manifest|: not found", text):
         fix = "use %s in the recipe" % replacement if replacement else "choose a tag that the registry has"
         return Problem("purged", "the registry does not have %s any more: %s" % (image, last), fix)
@@ -120,7 +128,7 @@ def why_pull_failed(text: str, image: str, replacement: Optional[str]) -> Proble
 
 def why_no_gpu(text: str, how: str) -> Problem:
     """docker's or nvidia-smi's words about a container without GPUs, as a Problem."""
-    last = text.strip().splitlines()[-1] if text.strip() else "no output"
+    last = telling(text)
     if (
         "could not select device driver" in text
         or "nknown runtime" in text
@@ -345,7 +353,7 @@ def contents(ref: str, request: Dict[str, Any]) -> Dict[str, Any]:
         done = docker("run", "--rm", "--network", "none", "--entrypoint", python, ref, "-c", VERSIONS, names)
         if done.returncode == 0:
             break
-        last = (done.stderr.strip().splitlines() or ["exit status %d" % done.returncode])[-1]
+        last = telling(done.stderr)
     else:
         raise Problem("contents", "no Python runs in the image: %s" % last, "this is no engine's image")
     found: Dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])

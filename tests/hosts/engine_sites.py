@@ -106,7 +106,7 @@ def python_headers() -> Path:
     if not (folder / "usr").is_dir():
         folder.mkdir(parents=True, exist_ok=True)
         names = subprocess.run(
-            ["chroot", str(base_system()), "python3", "-c", "import sys; print('%d.%d' % sys.version_info[:2])"],
+            ["chroot", base_system(), "python3", "-c", "import sys; print('%d.%d' % sys.version_info[:2])"],
             capture_output=True, text=True, check=True,
         )  # fmt: skip
         package = f"libpython{names.stdout.strip()}-dev"
