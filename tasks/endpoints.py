@@ -219,7 +219,9 @@ def _engine(plan: Plan) -> list[EndpointNeed]:
                 f"https://{registry}/v2/",
                 "the engine's image",
                 fix=fix,
-                unless=(Unless(_engine_done(plan)),),
+                unless=(
+                    Unless(f"{_engine_done(plan)} || docker image inspect {quote(pins.image)} >/dev/null 2>&1"),
+                ),
             )
         ]
     needs = _files(
