@@ -211,6 +211,7 @@ def _engine(plan: Plan) -> list[EndpointNeed]:
     if settings.bundle or isinstance(pins, WheelRoute):
         return []
     if isinstance(pins, DockerRoute):
+        here = f"docker image inspect {quote(pins.image)} >/dev/null 2>&1"
         registry = pins.image.split("/")[0] if "." in pins.image.split("/")[0] else "registry-1.docker.io"
         fix = f"Set a registry mirror in /etc/docker/daemon.json, or {_bundle_fix(plan)}."
         return [
@@ -219,9 +220,7 @@ def _engine(plan: Plan) -> list[EndpointNeed]:
                 f"https://{registry}/v2/",
                 "the engine's image",
                 fix=fix,
-                unless=(
-                    Unless(f"{_engine_done(plan)} || docker image inspect {quote(pins.image)} >/dev/null 2>&1"),
-                ),
+                unless=(Unless(f"{_engine_done(plan)} || {here}"),),
             )
         ]
     needs = _files(
