@@ -57,6 +57,7 @@ def test_good_gpus_are_proven_at_two_and_at_all() -> None:
     assert lines and all({"phase", "done", "total", "unit", "note"} <= set(line) for line in lines)
 
 
+@pytest.mark.slow
 def test_a_hang_with_p2p_is_ended_and_the_way_without_it_proven() -> None:
     started = time.monotonic()
     code, document, _ = deep("hang-p2p-2")
@@ -92,6 +93,7 @@ def test_damaged_peer_copies_turn_p2p_off_although_the_sum_is_right() -> None:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_copy_that_hangs_names_its_pair_and_keeps_what_was_measured() -> None:
     _, document, _ = deep("hang-copy")
     copies = document["copies"]

@@ -429,6 +429,7 @@ def test_an_old_tool_is_asked_again_without_the_fields_it_does_not_know(tmp_path
     assert sum(call.startswith("--query-gpu") for call in calls) == 5
 
 
+@pytest.mark.slow
 def test_a_tool_that_hangs_is_given_up_after_its_first_deadline(tmp_path: Path) -> None:
     install("h200-x2", tmp_path, "hang")
     facts, seconds = probe_with(tmp_path, deadline=1, whole=True)

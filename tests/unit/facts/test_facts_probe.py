@@ -97,6 +97,7 @@ rw end 3 64 true
 """
 
 
+@pytest.mark.slow
 def test_what_hangs_is_given_up_and_the_rest_is_read(tool_folder: Callable[..., Path]) -> None:
     folder = tool_folder(*BASIC, "setsid", "timeout")
     bare = {"PATH": str(folder)}
@@ -314,6 +315,7 @@ def test_nothing_at_all_gives_empty_facts_with_reasons() -> None:
     assert facts.system.reasons["kernel"] == "the probe did not get here"
 
 
+@pytest.mark.slow
 def test_random_damage_never_raises(run_probe: Run) -> None:
     asked = request(ports=(22,), endpoints=(Endpoint("https://x.test/"),))
     good = run_probe(build_probe(asked), ["dash"]).stdout.decode()

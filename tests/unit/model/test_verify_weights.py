@@ -686,6 +686,7 @@ def test_the_report_for_a_person_is_short_even_with_many_problems() -> None:
     assert len(text.splitlines()) == 32
 
 
+@pytest.mark.slow
 def test_memory_stays_flat_for_any_size_of_shard(tmp_path: Path) -> None:
     big = tmp_path / "sparse"
     with big.open("wb") as f:

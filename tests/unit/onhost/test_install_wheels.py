@@ -88,6 +88,7 @@ def test_a_wheel_with_one_flipped_byte_is_refused_and_named(host: Host, shelf: P
     assert not host.unfinished
 
 
+@pytest.mark.slow
 def test_a_kept_wheel_that_went_bad_is_set_aside_and_fetched_again(host: Host, shelf: Path) -> None:
     wheel = make_wheel(shelf, "alpha", "1.0")
     host.lock_wheels(wheel)
@@ -174,6 +175,7 @@ def test_credentials_in_an_index_url_are_told_to_nobody(host: Host, tmp_path: Pa
     assert "hunter2" not in outcome.log + str(outcome.document)
 
 
+@pytest.mark.slow
 def test_a_download_that_was_killed_goes_on_where_it_was(host: Host, tmp_path: Path) -> None:
     first, second = (
         make_wheel(tmp_path / "main", "alpha", "1.0+a"),
@@ -233,6 +235,7 @@ def test_sigterm_ends_pip_too_and_says_so(host: Host, tmp_path: Path) -> None:
     assert child.returncode == 1
 
 
+@pytest.mark.slow
 def test_a_half_made_environment_is_repaired_and_only_where_it_is_damaged(host: Host, shelf: Path) -> None:
     wheels = [make_wheel(shelf, name, "1.0") for name in ("alpha", "beta", "gamma", "delta")]
     host.lock_wheels(*wheels)

@@ -404,6 +404,7 @@ def test_data_that_contains_itself_ends() -> None:
         "aB3/",
     ],
 )
+@pytest.mark.slow
 def test_the_time_grows_with_the_length_and_not_with_its_square(piece: str) -> None:
     def seconds(length: int) -> float:
         text = piece * (length // len(piece))

@@ -341,6 +341,7 @@ def small(name: str) -> dict[str, Any]:
     return evidence
 
 
+@pytest.mark.slow
 def test_any_field_may_be_missing_or_of_the_wrong_kind() -> None:
     whole = {
         **small("refused"),
@@ -373,6 +374,7 @@ def test_next_to_nothing_still_makes_a_page(evidence: Any) -> None:
     assert tree.one("h1").words() in ("No verdict", "odd")
 
 
+@pytest.mark.slow
 def test_a_page_stays_small_whatever_the_evidence_and_says_what_it_left_out() -> None:
     long = "x" * 200_000
     many = range(5_000)
