@@ -70,6 +70,7 @@ class Options:
     mirrors: tuple[tuple[str, str], ...]
     wheelhouse: Path
     docker: str
+    without: tuple[str, ...] = ()
 
 
 def platform_options(machine: str = "x86_64") -> list[str]:
@@ -159,16 +160,20 @@ class Bundler:
         self.out.mkdir(parents=True, exist_ok=True)
         (self.out / MANIFEST).unlink(missing_ok=True)  # until it is whole again it is no bundle
         for part, text in locks_of(self.recipe, self.options.route, self.options.wheelhouse):
+            if part in self.options.without:
+                continue
             pythons = self.options.pythons if part == "tools" else (_python_of(pins),)
             for python in dict.fromkeys(pythons):
                 self.wheels(part, parse_lock(text), python, pins)
         if isinstance(pins, SourceRoute):
             self.files("engine", "wheels", [wheel.model_dump() for wheel in pins.wheels])
-            self.source(pins)
-            self.built(pins)
+            if "source" not in self.options.without:
+                self.source(pins)
+            if "built" not in self.options.without:
+                self.built(pins)
         if isinstance(pins, DockerRoute):
             self.image(pins)
-        else:
+        elif "miniforge" not in self.options.without:
             self.files("miniforge", "miniforge", [miniforge()])
         return self.manifest()
 
@@ -416,6 +421,10 @@ def arguments(argv: list[str]) -> argparse.Namespace:
         "--python", action="append", default=[], metavar="3.N",
         help="Python of the hosts' tools environment (default: the engine's and 3.10 to 3.13)",
     )  # fmt: skip
+    parser.add_argument(
+        "--without", action="append", default=[], choices=("tools", "miniforge", "source", "built"),
+        help="leave a part out, where the hosts have it or do not need it",
+    )  # fmt: skip
     parser.add_argument("--index-url", help="package index")
     parser.add_argument("--extra-index-url", action="append", default=[], help="one more index")
     parser.add_argument("--find-links", action="append", default=[], help="a folder or page with wheels")
@@ -451,7 +460,8 @@ def main(argv: list[str]) -> int:
         print(f"rackwright: {recipe.name} has no route {given.route!r}; allowed: {allowed}", file=sys.stderr)
         return 2
     if given.dry:
-        pieces = fixed_pieces(recipe, route, given.wheelhouse)
+        every = fixed_pieces(recipe, route, given.wheelhouse)
+        pieces = [piece for piece in every if piece.part not in given.without]
         for piece in pieces:
             size = "?" if piece.bytes is None else in_units(piece.bytes, "bytes")
             print(f"{size.rjust(9)}  {piece.path}")
@@ -468,6 +478,7 @@ def main(argv: list[str]) -> int:
         mirrors=tuple((pair.split("=", 1)[0], pair.split("=", 1)[1]) for pair in given.mirror),
         wheelhouse=given.wheelhouse,
         docker=given.docker,
+        without=tuple(given.without),
     )
 
     def say(line: str) -> None:

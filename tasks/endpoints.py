@@ -40,6 +40,9 @@ def endpoints_of(plan: Plan) -> tuple[EndpointNeed, ...]:
             both = (*seen.unless, *(case for case in need.unless if case not in seen.unless))
             purpose = seen.purpose if need.purpose == seen.purpose else f"{seen.purpose}, {need.purpose}"
             found[need.url] = replace(seen, purpose=purpose, unless=both)
+    if plan.settings.mirrors == "auto":
+        instead = "mirrors = 'auto': servers that answer are chosen before anything is fetched."
+        return tuple(replace(need, alternative=need.alternative or instead) for need in found.values())
     return tuple(found.values())
 
 
