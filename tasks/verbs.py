@@ -12,6 +12,7 @@ from tasks.checks.table import verdict_line
 from tasks.engines import engine_step
 from tasks.env import Environment, Tools
 from tasks.jobs import in_time
+from tasks.mirrors import Mirrors
 from tasks.model.step import Weights
 from tasks.plan import Plan, plan_for
 from tasks.promote import Promote, Rollback
@@ -42,6 +43,7 @@ def site(host: Any) -> None:
     plan = plan_for(host, "site")
     if plan:
         for step in (
+            *mirrors(plan),
             Environment(plan),
             Tools(plan),
             engine_step(plan),
@@ -53,11 +55,23 @@ def site(host: Any) -> None:
             run_step(step)
 
 
+def mirrors(plan: Plan) -> tuple[Mirrors, ...]:
+    """The measurement of mirrors, where the site wants one and the network is used at all."""
+    wanted = plan.settings.mirrors == "auto" and plan.settings.bundle is None
+    return (Mirrors(plan),) if wanted else ()
+
+
+def prepare(plan: Plan) -> None:
+    """What every verb that installs begins with."""
+    for step in (*mirrors(plan), Environment(plan)):
+        run_step(step)
+
+
 def environment(host: Any) -> None:
     """The engine's Python environment and the tools'."""
     plan = plan_for(host, "environment")
     if plan:
-        run_step(Environment(plan))
+        prepare(plan)
         run_step(Tools(plan))
 
 
@@ -65,7 +79,7 @@ def engine(host: Any) -> None:
     """The engine, into its environment."""
     plan = plan_for(host, "engine")
     if plan:
-        run_step(Environment(plan))
+        prepare(plan)
         run_step(engine_step(plan))
 
 
@@ -73,7 +87,7 @@ def build(host: Any) -> None:
     """The engine built on this host (source route), and its wheel kept for the other hosts."""
     plan = plan_for(host, "build")
     if plan:
-        run_step(Environment(plan))
+        prepare(plan)
         run_step(engine_step(plan, build=True))
 
 
@@ -81,7 +95,7 @@ def weights(host: Any) -> None:
     """The weights, delivered and proven whole."""
     plan = plan_for(host, "weights")
     if plan:
-        run_step(Environment(plan))
+        prepare(plan)
         run_step(Tools(plan))
         run_step(Weights(plan))
 
