@@ -104,9 +104,11 @@ def launch_spec(
     *,
     user: str | None,
     trial_port: int | None = None,
+    nccl: tuple[dict[str, str], dict[str, bool]] = ({}, {}),
 ) -> LaunchSpec:
     """The engine of `recipe` in one mode on one host, for routes that install into `<root>/env`.
 
+    `nccl` is the environment and the flags that this host's links need beside the recipe's.
     With `trial_port` it is the same engine on trial: on a loopback port that no client knows, under a name
     of its own, and without restarts.
     """
@@ -114,7 +116,7 @@ def launch_spec(
     name = f"{settings.instance}-{TRIAL if on_trial else mode}"
     bind = "127.0.0.1" if on_trial else settings.bind
     port = settings.port if trial_port is None else trial_port
-    flags = recipe.flags(mode, settings.route or recipe.engine.default)
+    flags = {**recipe.flags(mode, settings.route or recipe.engine.default), **nccl[1]}
     route = settings.route or recipe.engine.default
     model_dir = f"{layout.model_root}/{recipe.model.name}"
     argv = [
@@ -134,7 +136,7 @@ def launch_spec(
         name=name,
         mode=mode,
         argv=tuple(argv),
-        env=engine_env(layout, recipe.env(mode, route)),
+        env=engine_env(layout, {**recipe.env(mode, route), **nccl[0]}),
         unset=tuple(recipe.serve.unset),
         cwd=layout.run,
         bind=bind,

@@ -13,8 +13,10 @@ from pyinfra import logger
 
 from tasks.bundle import Bundle, bundle_for, ship
 from tasks.checks import Needs, run_checks
+from tasks.checks.links import nccl_env_flags
 from tasks.checks.table import render_host, verdict_line
 from tasks.choices import choices_of
+from tasks.deep import deep_look, nccl_of
 from tasks.endpoints import endpoints_of
 from tasks.facts import Endpoint, HostFacts, ProbeRequest, build_probe, facts_to_json, parse_probe
 from tasks.findings import Finding, fail
@@ -64,7 +66,7 @@ class Plan:
         self.services: dict[str, ServiceState] = {}
         self.supervisor: Supervisor = Supervisord(self.layout, settings.instance)
         self.supervisor_why = ""
-        self.needs: Needs
+        self.needs: Needs = Needs(self.layout.root)
         self.findings: list[Finding] = []
         self.record = Record(
             ROOT / settings.reports / _file_name(self.name),
@@ -126,6 +128,7 @@ class Plan:
             mode or self.mode,
             user=self.user,
             trial_port=trial_port,
+            nccl=nccl_env_flags(nccl_of(self)),
         )
 
     @property
@@ -227,8 +230,11 @@ class Plan:
             "memory": {"total": memory.total, "available": memory.available},
         }
 
-    def check(self) -> list[Finding]:
-        """Every finding about this host for this recipe."""
+    def check(self, *, deep: bool = False) -> list[Finding]:
+        """Every finding about this host for this recipe; with `deep` also those that take minutes.
+
+        Raises LostHost.
+        """
         self.needs = needs_of(self)
         found = run_checks(self.needs, self.facts)
         if self.state.foreign_root:
@@ -245,7 +251,10 @@ class Plan:
         wanted = sources.digest(self.recipe, self.settings, self.model_dir)
         if not sources.verified(self.receipt("weights"), wanted, self.state.model_stat):
             found += sources.findings(self.recipe, self.settings, os.environ)
+        if deep:
+            found += deep_look(self)
         self.findings = found
+        self.record.note(commands=self.remote.commands)
         self.record.note(findings=[finding.to_json() for finding in found])
         return found
 
@@ -268,11 +277,13 @@ class Plan:
                 raise Stop(f"cannot write below {self.layout.root}: {why}\nFix: free space or inodes there")
 
 
-def plan_for(host: Any, verb: str, *, preflight: bool = True, table: bool = False) -> Plan | None:
+def plan_for(
+    host: Any, verb: str, *, preflight: bool = True, table: bool = False, deep: bool = False
+) -> Plan | None:
     """The plan of one host, or None when that host stops here (the others go on).
 
     With `preflight`, findings that block stop the host before anything is changed; the table of
-    findings is shown then, and always with `table`.
+    findings is shown then, and always with `table`. With `deep` the deep probe runs, where the site asks.
     """
     catch_interrupts()
     real = host.state.inventory.get_host(host.name)
@@ -281,7 +292,7 @@ def plan_for(host: Any, verb: str, *, preflight: bool = True, table: bool = Fals
         settings, recipe = choices_of(real)
         plan = Plan(real, settings, recipe, verb)
         plan.look(network=preflight)
-        found = plan.check()
+        found = plan.check(deep=deep and settings.deep)
     except Mistakes as mistakes:
         _stop(host, real, "\n".join(mistakes.lines))
         return None

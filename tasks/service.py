@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import asdict
 from typing import Any
 
+from tasks.deep import nccl_of
 from tasks.digest import digest_of
 from tasks.jobs import log_lines
 from tasks.launch import LaunchSpec
@@ -104,6 +106,7 @@ class Service:
                 "endpoint": f"{spec.base_url}/v1",
                 "argv": list(spec.argv),
                 "name": spec.name,
+                "nccl": asdict(nccl_of(plan)),
             },
             paths=tuple(dict.fromkeys((*(old.paths if old else ()), *outside))),
         )

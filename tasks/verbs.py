@@ -9,6 +9,7 @@ from pyinfra import logger
 from tasks.acceptance import Acceptance
 from tasks.bench import Benchmark
 from tasks.checks.table import verdict_line
+from tasks.deep_step import Deep
 from tasks.engines import engine_step
 from tasks.env import Environment, Tools
 from tasks.jobs import in_time
@@ -27,7 +28,7 @@ from tasks.uninstall import Uninstall
 
 def preflight(host: Any) -> None:
     """Everything that will stop a deployment, found in one read-only pass."""
-    plan = plan_for(host, "preflight", table=True)
+    plan = plan_for(host, "preflight", table=True, deep=True)
     if plan:
         verdict = verdict_line(plan.findings, plan.settings.strict)
         plan.record.open()
@@ -42,16 +43,12 @@ def site(host: Any) -> None:
     """Provision a host end to end."""
     plan = plan_for(host, "site")
     if plan:
-        for step in (
-            *mirrors(plan),
-            Environment(plan),
-            Tools(plan),
-            engine_step(plan),
-            Weights(plan),
-            Service(plan),
-            Acceptance(plan),
-            Summary(plan),
-        ):
+        prepare(plan)
+        run_step(Tools(plan))
+        run_step(engine_step(plan))
+        if plan.settings.deep:
+            run_step(Deep(plan))
+        for step in (Weights(plan), Service(plan), Acceptance(plan), Summary(plan)):
             run_step(step)
 
 
@@ -63,8 +60,9 @@ def mirrors(plan: Plan) -> tuple[Mirrors, ...]:
 
 def prepare(plan: Plan) -> None:
     """What every verb that installs begins with."""
-    for step in (*mirrors(plan), Environment(plan)):
+    for step in mirrors(plan):
         run_step(step)
+    run_step(Environment(plan))
 
 
 def environment(host: Any) -> None:

@@ -31,6 +31,20 @@ class NcclAdvice:
     proven: bool = False
 
 
+def nccl_env_flags(advice: NcclAdvice | None) -> tuple[dict[str, str], dict[str, bool]]:
+    """Environment and flags that an advice adds to an engine's own; both empty where P2P stays on."""
+    return (dict(advice.env), dict(advice.flags)) if advice and not advice.p2p else ({}, {})
+
+
+def readable(needs: Needs, host: HostFacts) -> bool:
+    """The P2P status is known, or does not matter."""
+    return not _several(needs) or _p2p_statuses(needs, host) is not None
+
+
+def _several(needs: Needs) -> bool:
+    return needs.gpu is not None and needs.gpu.count > 1
+
+
 def nccl_advice(needs: Needs, host: HostFacts) -> NcclAdvice:
     """Settings before any proof: P2P stays on where NVLink or a clean status speaks for it.
 
@@ -38,6 +52,8 @@ def nccl_advice(needs: Needs, host: HostFacts) -> NcclAdvice:
     other path (vLLM issue #51513).
     """
     off_env, off_flags = {"NCCL_P2P_DISABLE": "1"}, {"disable-custom-all-reduce": True}
+    if not _several(needs):
+        return NcclAdvice(True, "fewer than two GPUs are used")
     if needs.env.get("NCCL_P2P_DISABLE") == "1":
         return NcclAdvice(False, "the recipe turns P2P off", off_env, off_flags)
     statuses = _p2p_statuses(needs, host)
@@ -151,16 +167,16 @@ def p2p(needs: Needs, host: HostFacts) -> Finding:
             f"the recipe sets only {only}: one without the other moves the hang to the other path",
             observed=observed,
             expected=P2P_OFF,
-            fix=f"Set {P2P_OFF}, or neither.",
+            fix=f"The engine is started with both; set {P2P_OFF} in the recipe, or neither.",
             reference=_HANGS,
         )
     if statuses - {"OK"} and not disabled:
         return warn(
             "gpu.p2p",
-            "the GPUs cannot reach each other's memory",
+            f"the GPUs cannot reach each other's memory: the engine is started with {P2P_OFF}",
             observed=observed,
             expected="OK",
-            fix=f"Serve with {P2P_OFF}; in a virtual machine, change the emulated PCIe layout.",
+            fix="In a virtual machine, change the emulated PCIe layout; else see host.iommu_acs.",
             reference="aikitoria/open-gpu-kernel-modules issue #24; nvidia-smi topo -p2p legend",
         )
     if disabled:

@@ -17,6 +17,7 @@ environment says otherwise: it is not what is asked here, and a fault in it can 
 
   deep_probe.py --python /opt/rackwright/env/bin/python
   deep_probe.py --stdin < request.json      progress on stderr, one JSON document on stdout
+  python3 -c "$BOOT" --stdin < {"program": this file, "request": ...}    leaves no file on the host (see BOOT)
 
 Request: {"pythons": ["/opt/rackwright/env/bin/python"], "gpus": null, "bytes": 268435456,
           "deadline_s": 90, "total_s": 420, "p2p": "auto"}     every key may be left out
@@ -58,10 +59,30 @@ MULTICAST_OFF = {
     "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
     "NVSHMEM_DISABLE_NVLS": "1",
 }
+# Runs this program from its standard input. Children are started that way too: it may be no file.
+BOOT = (
+    "import json, sys; given = json.load(sys.stdin); "
+    "exec(compile(given['program'], 'deep_probe.py', 'exec'), {'__name__': '__main__', 'PIPED': given})"
+)
+PIPED: Optional[Json] = globals().get("PIPED")
+SHM = "/dev/shm"
 KILL_WAIT_S = 5
 HEARTBEAT_S = 8
 STEPS = 4
 PR_SET_PDEATHSIG = 1
+
+
+def source() -> str:
+    """This program's own text."""
+    if PIPED is not None:
+        return str(PIPED["program"])
+    with open(os.path.abspath(__file__), encoding="utf-8") as stream:
+        return stream.read()
+
+
+def read_given() -> Any:
+    """The JSON request: piped in together with the program, or all of standard input."""
+    return PIPED["request"] if PIPED is not None else json.load(sys.stdin)
 
 
 # ---------------------------------------------------------------- the controlling process
@@ -74,12 +95,13 @@ class Children:
         self.running: List["subprocess.Popen[str]"] = []
         self.stuck: List[int] = []
         self.errors: Dict[int, Any] = {}
+        self.program = source()
 
-    def start(self, argv: List[str], request: Json, env: Dict[str, str]) -> "subprocess.Popen[str]":
-        """Start a child in a session of its own, its request on stdin; stderr is kept for `last_words`."""
-        errors = tempfile.TemporaryFile(mode="w+", errors="replace")
+    def start(self, python: str, kind: str, request: Json, env: Dict[str, str]) -> "subprocess.Popen[str]":
+        """Start a worker in a session of its own, its request on stdin; stderr is kept for `last_words`."""
+        errors = scratch()
         child = subprocess.Popen(
-            argv,
+            [python, "-B", "-c", BOOT, "--worker", kind],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
@@ -91,7 +113,7 @@ class Children:
         self.errors[child.pid] = errors
         assert child.stdin is not None
         with contextlib.suppress(BrokenPipeError):
-            child.stdin.write(json.dumps(request))
+            child.stdin.write(json.dumps({"program": self.program, "request": request}))
             child.stdin.close()
         return child
 
@@ -120,6 +142,40 @@ class Children:
         return " | ".join((telling or lines)[-3:])[-600:]
 
 
+def scratch() -> Any:
+    """A file for words, in memory: nothing is written on the host, whose disk may be full."""
+    try:
+        return os.fdopen(os.memfd_create("deep_probe"), "w+", errors="replace")
+    except (AttributeError, OSError):
+        return tempfile.TemporaryFile(mode="w+", errors="replace")
+
+
+def segments() -> Dict[str, int]:
+    """Shared memory of NCCL and torch that is ours by owner: path -> inode."""
+    found = {}
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(SHM):
+            with contextlib.suppress(OSError):
+                status = entry.stat(follow_symlinks=False)
+                if entry.name.startswith(("nccl-", "torch_")) and status.st_uid == os.getuid():
+                    found[entry.path] = status.st_ino
+    return found
+
+
+def sweep(before: Dict[str, int]) -> None:
+    """Remove what killed ranks left in shared memory: new since `before`, and mapped by nobody."""
+    new = {path for path, inode in segments().items() if before.get(path) != inode}
+    if not new:
+        return
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open("/proc/%s/maps" % pid, errors="replace") as maps:
+            text = maps.read()
+            new -= {path for path in new if path in text}
+    for path in new:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+
+
 class Progress:
     """The last progress line, said again while a step takes long, so that nobody thinks it hangs."""
 
@@ -139,11 +195,19 @@ class Progress:
 
 
 def child_env(changes: Json) -> Dict[str, str]:
-    """Environment of a child: this one's, multicast off, changes made (None takes a variable away)."""
+    """Environment of a child: this one's, multicast off, changes made (None takes a variable away).
+
+    It leaves no caches behind, and counts GPUs as nvidia-smi does.
+    """
     env = dict(os.environ)
     for name, value in MULTICAST_OFF.items():
         env.setdefault(name, value)
-    env["PYTHONUNBUFFERED"] = "1"
+    env.update(
+        PYTHONUNBUFFERED="1",
+        PYTHONDONTWRITEBYTECODE="1",
+        CUDA_CACHE_DISABLE="1",
+        CUDA_DEVICE_ORDER="PCI_BUS_ID",
+    )
     env.setdefault("NCCL_DEBUG", "WARN")
     for name, value in changes.items():
         if value is None:
@@ -188,9 +252,9 @@ def answers(children: "List[subprocess.Popen[str]]", deadline: float) -> Iterato
                 yield which, json.loads(line)
 
 
-def run_one(children: Children, argv: List[str], request: Json, changes: Json, seconds: float) -> Json:
-    """Run one child to its end. Gives its JSON lines, whether it hung, and its last words."""
-    child = children.start(argv, request, child_env(changes))
+def run_one(children: Children, python: str, kind: str, request: Json, seconds: float) -> Json:
+    """Run one worker to its end. Gives its JSON lines, whether it hung, and its last words."""
+    child = children.start(python, kind, request, child_env({}))
     said: List[Json] = []
     ended = False
     for _, line in answers([child], time.monotonic() + seconds):
@@ -212,7 +276,11 @@ def find_torch(children: Children, pythons: List[str], seconds: float) -> Json:
     for python in dict.fromkeys([*pythons, sys.executable, "/usr/bin/python3"]):
         if not python or not os.access(python, os.X_OK):
             continue
-        done = run_one(children, [python, os.path.abspath(__file__), "--worker", "torch"], {}, {}, seconds)
+        try:
+            done = run_one(children, python, "torch", {}, seconds)
+        except OSError as error:
+            tried[python] = str(error)
+            continue
         facts = done["lines"][-1] if done["lines"] else {}
         if facts.get("gpus"):
             return {"python": python, **facts}
@@ -223,8 +291,7 @@ def find_torch(children: Children, pythons: List[str], seconds: float) -> Json:
 
 def measure_copies(children: Children, python: str, request: Json, seconds: float) -> Json:
     """Bandwidth of every way data can be copied, and whether it arrived whole. Partial when it hung."""
-    argv = [python, os.path.abspath(__file__), "--worker", "copies"]
-    done = run_one(children, argv, request, {}, seconds)
+    done = run_one(children, python, "copies", request, seconds)
     result: Json = {"host_device": [], "peers": [], "status": "ok"}
     doing = "start"
     for line in done["lines"]:
@@ -258,13 +325,10 @@ def all_reduce(children: Children, python: str, ranks: int, p2p: bool, size: int
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": port,
     }
-    started = time.monotonic()
-    argv = [python, os.path.abspath(__file__), "--worker", "rank"]
+    started, before = time.monotonic(), segments()
+    wanted = {"ranks": ranks, "bytes": size, "seconds": seconds}
     group = [
-        children.start(
-            argv, {"rank": rank, "ranks": ranks, "bytes": size, "seconds": seconds}, child_env(changes)
-        )
-        for rank in range(ranks)
+        children.start(python, "rank", {"rank": rank, **wanted}, child_env(changes)) for rank in range(ranks)
     ]
     stages = ["start"] * ranks
     results: Dict[int, Json] = {}
@@ -283,6 +347,7 @@ def all_reduce(children: Children, python: str, ranks: int, p2p: bool, size: int
                     break
     finally:
         children.end(group)
+        sweep(before)
     outcome: Json = {"ranks": ranks, "p2p": p2p, "seconds": round(time.monotonic() - started, 1)}
     if failed is not None:
         outcome.update(
@@ -530,7 +595,7 @@ def worker_rank(request: Json) -> None:
 def work(kind: str) -> None:
     """Run one worker; its request is on stdin."""
     die_with_parent()
-    request = json.loads(sys.stdin.read() or "{}")
+    request = read_given()
     if kind == "torch":
         worker_torch()
     elif kind == "copies":
@@ -629,7 +694,7 @@ def main(argv: Optional[List[str]] = None) -> int:
         work(options.worker)
     try:
         if options.stdin:
-            given = json.load(sys.stdin)
+            given = read_given()
             if not isinstance(given, dict):
                 raise ValueError("the request must be a JSON object")
         else:

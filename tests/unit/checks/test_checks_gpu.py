@@ -385,7 +385,7 @@ def test_no_p2p_turns_both_settings_on(rtx: Needs) -> None:
     host = gpu_host("rtx-pro-6000-x4", p2p_read=recorded("public/A-rtx-pro-6000/p2p-read-4x-cns.txt"))
     finding = links.p2p(rtx, host)
     assert finding.status == "warn"
-    assert "NCCL_P2P_DISABLE=1 together with --disable-custom-all-reduce" in (finding.fix or "")
+    assert "NCCL_P2P_DISABLE=1 together with --disable-custom-all-reduce" in finding.summary
     advice = links.nccl_advice(rtx, host)
     assert (advice.env, advice.flags) == ({"NCCL_P2P_DISABLE": "1"}, {"disable-custom-all-reduce": True})
     both = replace(rtx, env={"NCCL_P2P_DISABLE": "1"}, flags={"disable-custom-all-reduce": True})

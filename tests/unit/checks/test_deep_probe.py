@@ -17,6 +17,7 @@ from composed_hosts import gpu_host
 
 from tasks.checks import GpuNeed, Needs
 from tasks.checks.deep import deep_findings, proven_advice
+from tasks.onhost.deep_probe import BOOT
 
 ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = ROOT / "tasks" / "onhost" / "deep_probe.py"
@@ -118,6 +119,41 @@ def test_multicast_is_off_unless_the_caller_says_otherwise(tmp_path: Path) -> No
     log.unlink()
     deep(deadline=20, FAKE_TORCH_LOG=str(log), NCCL_NVLS_ENABLE="1")
     assert json.loads(log.read_text().splitlines()[0])["NCCL_NVLS_ENABLE"] == "1"
+
+
+def test_piped_it_does_all_of_it_and_leaves_no_file(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    request = {"pythons": [sys.executable], "deadline_s": 20, "bytes": 1 << 20}
+    given = {"program": PROGRAM.read_text("utf-8"), "request": request}
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", BOOT, "--stdin"],
+        input=json.dumps(given),
+        capture_output=True,
+        text=True,
+        cwd=home,
+        env=environment(HOME=str(home), TMPDIR=str(home), PYTHONPYCACHEPREFIX=str(home)),
+        timeout=60,
+    )
+    document = json.loads(done.stdout)
+    assert (done.returncode, document["verdict"]["p2p"]) == (0, True)
+    assert [run["ranks"] for run in document["all_reduce"]] == [2]
+    assert list(home.iterdir()) == []
+
+
+def test_what_killed_ranks_leave_in_shared_memory_is_removed(tmp_path: Path) -> None:
+    others = [Path(f"/dev/shm/{name}-{os.getpid()}") for name in ("nccl-before", "unrelated")]
+    ours = Path(f"/dev/shm/nccl-{os.getpid()}-rank")
+    for path in others:
+        path.write_text("x")
+    try:
+        _, document, _ = deep("hang-p2p", FAKE_TORCH_SHM=str(ours))
+        assert document["all_reduce"][0]["status"] == "hang"
+        assert not ours.exists()
+        assert all(path.exists() for path in others)
+    finally:
+        for path in (*others, ours):
+            path.unlink(missing_ok=True)
 
 
 def test_p2p_that_the_environment_turns_off_is_still_tried(tmp_path: Path) -> None:

@@ -2,8 +2,8 @@
 
 `FAKE_TORCH_FAULTS` is a comma-separated list of: `import` (fails), `no-gpu`, `hang-copy`, `damage-copy`,
 and for all_reduce `hang`, `die`, `wrong`, each of which may end in `-p2p` (only with P2P on) and in a number
-of ranks (`hang-p2p-2`). `FAKE_TORCH_GPUS` is the number of GPUs. `FAKE_TORCH_LOG` names a file where every
-rank notes its environment.
+of ranks (`hang-p2p-2`). `FAKE_TORCH_GPUS` is the number of GPUs. `FAKE_TORCH_LOG` names a file where each
+rank notes its environment, `FAKE_TORCH_SHM` one that a rank makes and leaves, as NCCL may when it is killed.
 """
 
 import json
@@ -159,6 +159,9 @@ class _Distributed:
                     )
                     + "\n"
                 )
+
+        if os.environ.get("FAKE_TORCH_SHM"):
+            Path(os.environ["FAKE_TORCH_SHM"]).write_text("segment")
 
     def _fault(self, kind):
         p2p = os.environ.get("NCCL_P2P_DISABLE") != "1"

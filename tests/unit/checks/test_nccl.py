@@ -1,0 +1,112 @@
+"""From what a host's links are known to do to what the engine is started with."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from composed_hosts import gpu_host
+
+from tasks.checks.links import NcclAdvice, nccl_advice, nccl_env_flags
+from tasks.deep import nccl_of, proof_key, run_deep
+from tasks.facts import HostFacts
+from tasks.needs import needs_of
+from tasks.plan import Plan
+from tasks.receipts import Receipt
+from tasks.recipe import load_recipe
+from tasks.remote import Result
+from tasks.settings import settings_from
+from tasks.state import HostState
+from tasks.supervisors import ServiceState
+
+OFF = NcclAdvice(
+    False, "with P2P it hangs", {"NCCL_P2P_DISABLE": "1"}, {"disable-custom-all-reduce": True}, True
+)
+NO_P2P = (
+    " \tGPU0\tGPU1\tGPU2\tGPU3\n"
+    + "".join(f" GPU{i}\t" + "\t".join("X" if i == j else "CNS" for j in range(4)) + "\n" for i in range(4))
+    + "\nLegend:\n\n  CNS = Chipset not supported\n"
+)
+
+
+def plan_on(facts: HostFacts, **details: dict[str, Any]) -> Plan:
+    """A plan for the SM120 recipe on a host with these facts and these receipts."""
+    recipe = "deepseek-v4-flash-sm120"
+    made = settings_from({"recipe": recipe}, lambda key: key)
+    plan = Plan(SimpleNamespace(name="gpu1", data={}, connector=None), made, load_recipe(recipe), "site")
+    plan.facts = facts
+    plan.state = HostState(receipts={step: Receipt(step, "d", 1, detail) for step, detail in details.items()})
+    plan.needs = needs_of(plan)
+    return plan
+
+
+def test_what_a_deep_probe_proved_is_what_the_engine_is_started_with() -> None:
+    plan = plan_on(gpu_host("rtx-pro-6000-x4"))
+    assert "NCCL_P2P_DISABLE" not in dict(plan.spec().env)
+    proven = plan_on(plan.facts, deep={"of": proof_key(plan), "nccl": asdict(OFF)})
+    assert nccl_of(proven) == OFF
+    spec = proven.spec()
+    assert dict(spec.env)["NCCL_P2P_DISABLE"] == "1"
+    assert spec.argv.count("--disable-custom-all-reduce") == 1
+
+
+def test_a_proof_of_other_gpus_or_another_driver_does_not_count() -> None:
+    plan = plan_on(gpu_host("rtx-pro-6000-x4"))
+    upgraded = replace(plan.facts, gpu=replace(plan.facts.gpu, driver="590.10"))
+    moved = plan_on(upgraded, deep={"of": proof_key(plan), "nccl": asdict(OFF)})
+    assert nccl_of(moved).proven is False and nccl_of(moved).p2p is True
+
+
+def test_gpus_that_cannot_reach_each_other_start_without_p2p_unproven() -> None:
+    plan = plan_on(gpu_host("rtx-pro-6000-x4", p2p_read=NO_P2P))
+    assert dict(plan.spec().env)["NCCL_P2P_DISABLE"] == "1"
+    assert nccl_of(plan).proven is False
+
+
+def test_what_cannot_be_read_now_stays_as_it_was() -> None:
+    unreadable = gpu_host("rtx-pro-6000-x4", p2p_read="", p2p_write="")
+    plan = plan_on(unreadable, service={"nccl": asdict(OFF)})
+    assert nccl_of(plan) == OFF
+    for damaged in ({}, {"nccl": None}, {"nccl": {"colour": "red"}}):
+        assert nccl_of(plan_on(unreadable, service=damaged)).p2p is True
+    dead = replace(unreadable, gpu=replace(unreadable.gpu, gpus=()))
+    assert nccl_of(plan_on(dead, deep={"of": "x", "nccl": asdict(OFF)})) == OFF
+
+
+def test_p2p_that_works_adds_nothing() -> None:
+    host = gpu_host("h20-x8")
+    assert nccl_env_flags(nccl_advice(plan_on(host).needs, host)) == ({}, {})
+    assert nccl_env_flags(None) == ({}, {})
+    assert nccl_env_flags(NcclAdvice(True, "proven", {"A": "1"}, {}, True)) == ({}, {})
+
+
+def test_a_running_engine_is_not_disturbed_and_a_host_without_python_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan = plan_on(gpu_host("rtx-pro-6000-x4"))
+    monkeypatch.setattr(plan.remote, "run", lambda *a, **k: pytest.fail("nothing may be asked"))
+    plan.services = {"rackwright-eager": ServiceState(True, "running", True, pid=7)}
+    assert "rackwright stop" in run_deep(plan)[1]
+    plan.services = {}
+    plan.facts = replace(plan.facts, tools=replace(plan.facts.tools, pythons=()))
+    assert run_deep(plan) == (None, "there is no Python 3.8 or newer on the host")
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (Result(127, "", "sh: python3: not found"), "sh: python3: not found"),
+        (Result(1, '{"cut', "#progress {}"), "exit code 1"),
+        (Result(0, "[]", ""), "exit code 0"),
+    ],
+)
+def test_an_answer_that_is_none_is_a_reason(
+    answer: Result, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_on(gpu_host("rtx-pro-6000-x4"))
+    monkeypatch.setattr(plan.remote, "run", lambda *a, **k: answer)
+    monkeypatch.setattr(plan, "say", lambda text: None)
+    document, told = run_deep(plan)
+    assert document is None and why in told
