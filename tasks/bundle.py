@@ -34,7 +34,8 @@ def bundle_for(recipe: Recipe) -> Bundle:
     if recipe.engine.source and recipe.engine.source.lock:
         files["source.lock"] = (recipe.beside(recipe.engine.source.lock).read_bytes(), 0o644)
     if recipe.engine.wheel:
-        files["engine.lock"] = (recipe.beside(recipe.engine.wheel.lock).read_bytes(), 0o644)
+        own = "".join(wheel.lock_line for wheel in recipe.engine.wheel.wheels)
+        files["engine.lock"] = (recipe.beside(recipe.engine.wheel.lock).read_bytes() + own.encode(), 0o644)
     if recipe.model.manifest:
         files["model.sha256"] = (recipe.beside(recipe.model.manifest).read_bytes(), 0o644)
     digest = hashlib.sha256()

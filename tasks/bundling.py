@@ -109,10 +109,11 @@ def fixed_pieces(recipe: Recipe, route: str, wheelhouse: Path) -> list[Piece]:
         forge = miniforge()
         path = f"miniforge/{forge['file']}"
         pieces[path] = Piece(path, "miniforge", int(forge["bytes"]), str(forge["sha256"]))
-    if isinstance(pins, SourceRoute):
+    if not isinstance(pins, DockerRoute):
         for wheel in pins.wheels:
             path = f"wheels/{wheel.file}"
             pieces[path] = Piece(path, "engine", wheel.bytes, wheel.sha256)
+    if isinstance(pins, SourceRoute):
         pieces["source"] = Piece(f"source/{pins.package}.tar", "source")
         pieces["deps"] = Piece("source/deps/*.tar", "source")
         for entry in entries_here(wheelhouse):
@@ -165,8 +166,9 @@ class Bundler:
             pythons = self.options.pythons if part == "tools" else (_python_of(pins),)
             for python in dict.fromkeys(pythons):
                 self.wheels(part, parse_lock(text), python, pins)
-        if isinstance(pins, SourceRoute):
+        if isinstance(pins, WheelRoute | SourceRoute):
             self.files("engine", "wheels", [wheel.model_dump() for wheel in pins.wheels])
+        if isinstance(pins, SourceRoute):
             if "source" not in self.options.without:
                 self.source(pins)
             if "built" not in self.options.without:
@@ -228,7 +230,7 @@ class Bundler:
         argv += ["--python-version", python, "--implementation", "cp", *platform_options()]
         argv += ["--abi", f"cp{python.replace('.', '')}", "--abi", "abi3", "--abi", "none"]
         argv += ["--requirement", str(wanted), "--disable-pip-version-check", "--progress-bar", "off"]
-        for place in (*options.find_links, str(folder)):
+        for place in options.find_links:
             argv += ["--find-links", place]
         if options.index_url:
             argv += ["--index-url", options.index_url]

@@ -13,8 +13,8 @@ from tasks.offline import bundle_of
 from tasks.paths import MINIFORGE, TOOLS_LOCK
 from tasks.plan import Plan
 from tasks.receipts import Artifact
-from tasks.recipe import DockerRoute
-from tasks.steps import Done, job, onhost
+from tasks.recipe import DockerRoute, PinnedWheel
+from tasks.steps import Done, job, onhost, python_of
 
 PYTORCH_INDEX = "https://download.pytorch.org/whl/"
 
@@ -177,6 +177,23 @@ def index_settings(plan: Plan) -> dict[str, Any]:
         "find_links": settings.find_links,
         "offline": False,
     }
+
+
+def pinned_wheels(plan: Plan, wheels: list[PinnedWheel]) -> None:
+    """Wheels that a recipe names by hash, in `<root>/wheels` before anything is installed."""
+    if not wheels:
+        return
+    index = index_settings(plan)
+    request = {
+        "files": [wheel.model_dump(include={"file", "sha256", "bytes", "urls"}) for wheel in wheels],
+        "dest": plan.layout.wheels,
+        "near": [place for place in index["find_links"] if place.startswith("/")],
+        "mirrors": url_mirrors(plan),
+        "offline": index["offline"],
+    }
+    argv = (python_of(plan), onhost(plan, "fetch_files.py"), "--stdin")
+    key = digest_of(request)
+    job(plan, "engine-files", key, argv, stdin=json.dumps(request), again=True, deadline=6 * 3600)
 
 
 def torch_index(plan: Plan, backend: str | None) -> str | None:

@@ -105,21 +105,6 @@ class Shim(Part):
     version: str
 
 
-class WheelRoute(Part):
-    """A stock engine from wheels, all of them in a lock with hashes."""
-
-    package: str
-    version: str
-    python: str = Field(pattern=r"^3\.\d+$")
-    lock: str
-    extra_index_urls: list[str] = []
-    shims: list[Shim] = []
-    imports: list[str] = []
-    cuda_major: int | None = None
-    env_bytes: int = Field(gt=0)
-    wheel_bytes: int = Field(gt=0)
-
-
 class PinnedWheel(Part):
     """One wheel by hash, with the places that serve it."""
 
@@ -129,6 +114,38 @@ class PinnedWheel(Part):
     sha256: Sha256
     bytes: int | None = None
     urls: list[str]
+
+    @property
+    def lock_line(self) -> str:
+        """This wheel as an entry of a lock."""
+        return (
+            f"{self.package}=={self.version} \\\n    --hash=sha256:{self.sha256}\n"
+            f"    # {self.file} {self.bytes or 0}\n"
+        )
+
+
+class WheelRoute(Part):
+    """A stock engine from wheels, all of them in a lock with hashes.
+
+    `wheels` are those that no index serves; they are installed with the lock's. `extensions`, `ops` and
+    `files` (below site-packages) are properties that an engine for this hardware must have.
+    """
+
+    package: str
+    version: str
+    python: str = Field(pattern=r"^3\.\d+$")
+    lock: str
+    extra_index_urls: list[str] = []
+    shims: list[Shim] = []
+    imports: list[str] = []
+    wheels: list[PinnedWheel] = []
+    same_version: list[tuple[str, str]] = []
+    extensions: list[str] = []
+    ops: list[str] = []
+    files: list[str] = []
+    cuda_major: int | None = None
+    env_bytes: int = Field(gt=0)
+    wheel_bytes: int = Field(gt=0)
 
 
 class SourceRoute(Part):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.digest import digest_of, digest_of_file
+from tasks.engines.properties import verified
 from tasks.engines.wheelhouse import (
     FILES,
     Entry,
@@ -21,7 +22,14 @@ from tasks.engines.wheelhouse import (
     parse_list,
     sums_of,
 )
-from tasks.env import PYTORCH_INDEX, index_settings, install_locked, torch_index, url_mirrors
+from tasks.env import (
+    PYTORCH_INDEX,
+    index_settings,
+    install_locked,
+    pinned_wheels,
+    torch_index,
+    url_mirrors,
+)
 from tasks.jobs import Outcome, in_units
 from tasks.launch import CUDA_HOME, SYSTEM_PATH
 from tasks.offline import bundle_of
@@ -118,7 +126,7 @@ class SourceEngine:
         entry, how = self._find()
         if entry is None:
             entry, how = self._build(), "built"
-        self._pinned_wheels()
+        pinned_wheels(self.plan, self.pins.wheels)
         done = self._install(entry)
         checks = self._verify(entry)
         if self.build:
@@ -211,7 +219,7 @@ class SourceEngine:
     def _build(self) -> Entry:
         plan, pins = self.plan, self.pins
         source = self._fetch_source()
-        self._pinned_wheels()
+        pinned_wheels(self.plan, self.pins.wheels)
         self._environment()
         request = {
             "src": self.src,
@@ -349,24 +357,6 @@ class SourceEngine:
 
     # -- install and verify --------------------------------------------------------------------
 
-    def _pinned_wheels(self) -> None:
-        """The wheels that the recipe names by hash, in `<root>/wheels` before anything is installed."""
-        plan = self.plan
-        if not self.pins.wheels:
-            return
-        index = index_settings(plan)
-        request = {
-            "files": [
-                {"file": wheel.file, "sha256": wheel.sha256, "bytes": wheel.bytes, "urls": wheel.urls}
-                for wheel in self.pins.wheels
-            ],
-            "dest": plan.layout.wheels,
-            "near": [place for place in index["find_links"] if place.startswith("/")],
-            "mirrors": url_mirrors(plan),
-            "offline": index["offline"],
-        }
-        self._job("engine-files", "fetch_files.py", request, deadline=6 * 3600)
-
     def _install_lock(self, name: str, lock: str, more: dict[str, object]) -> Done:
         plan = self.plan
         torch = torch_index(plan, self.pins.torch_backend)
@@ -404,20 +394,10 @@ class SourceEngine:
 
     def _verify(self, entry: Entry) -> list[str]:
         """Properties, not the version string. Returns the names of the checks. Raises StepFailed."""
-        pins, hardware = self.pins, self.plan.recipe.hardware
-        if entry.key["commit"] != pins.commit:
-            raise StepFailed(f"{entry.wheel} is of commit {entry.key['commit']}, not {pins.commit}")
-        request = {
-            "extensions": pins.extensions,
-            "ops": pins.ops,
-            "equal": [list(pair) for pair in pins.same_version],
-            "cuda_major": pins.cuda_major,
-            "versions": {"torch": entry.key["torch"]} if entry.key["torch"] != "none" else {},
-            "gpus": hardware.count,
-            "capability": hardware.compute_capability,
-        }
-        outcome = self._job("engine-verify", "verify_engine.py", request, python=self.python, deadline=3600)
-        return ["commit", *(str(check["id"]) for check in outcome.result.get("checks", []))]
+        if entry.key["commit"] != self.pins.commit:
+            raise StepFailed(f"{entry.wheel} is of commit {entry.key['commit']}, not {self.pins.commit}")
+        versions = {"torch": entry.key["torch"]} if entry.key["torch"] != "none" else {}
+        return ["commit", *verified(self.plan, self.pins, self.digest(), versions)]
 
     # -- keep ----------------------------------------------------------------------------------
 
@@ -442,12 +422,10 @@ class SourceEngine:
             ) from failure
         plan.say(f"engine: kept for other hosts in {dest}")
 
-    def _job(
-        self, name: str, program: str, request: dict[str, Any], *, python: str | None = None, **more: Any
-    ) -> Outcome:
+    def _job(self, name: str, program: str, request: dict[str, Any], **more: Any) -> Outcome:
         """One phase. What was done before is looked at again: it may be gone since."""
         plan = self.plan
-        argv = (python or self.python, onhost(plan, program), "--stdin")
+        argv = (self.python, onhost(plan, program), "--stdin")
         return job(
             plan,
             name,

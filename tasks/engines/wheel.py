@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from tasks.digest import digest_of, digest_of_file
-from tasks.env import install_locked
+from tasks.engines.properties import verified
+from tasks.env import install_locked, pinned_wheels
 from tasks.plan import Plan
 from tasks.recipe import WheelRoute
 from tasks.steps import Done
@@ -33,6 +34,8 @@ class WheelEngine:
                 self.pins.version,
                 lock,
                 [shim.model_dump() for shim in self.pins.shims],
+                [wheel.sha256 for wheel in self.pins.wheels],
+                [self.pins.same_version, self.pins.extensions, self.pins.ops, self.pins.files],
                 environment.digest if environment else None,
                 environment.at if environment else None,
             ]
@@ -53,6 +56,7 @@ class WheelEngine:
     def act(self) -> Done:
         """Download with hashes into the wheelhouse, install from there, verify."""
         plan = self.plan
+        pinned_wheels(plan, self.pins.wheels)
         urls = plan.settings.extra_index_urls
         done = install_locked(
             plan,
@@ -67,9 +71,11 @@ class WheelEngine:
                 "expect_versions": {self.pins.package: self.pins.version},
             },
         )
+        checks = verified(plan, self.pins, self.digest())
         return Done(
             detail={
                 "route": "wheel",
+                "checks": checks,
                 "package": self.pins.package,
                 "version": self.pins.version,
                 **done.detail,

@@ -6,6 +6,7 @@ Run it with the environment's Python; standard library only. With --stdin, one J
     extensions   modules that must import (native code)
     ops          operators that must be registered, NAME or NAMESPACE.NAME (default namespace _C)
     imports      other modules that must import
+    files        files that must be in site-packages, relative to it
     equal        [[distribution, distribution]]: versions that must be the same (without +local parts)
     versions     {distribution: version}
     cuda_major   the one CUDA major of every NVIDIA wheel and of torch
@@ -21,6 +22,7 @@ stdout: {"checks": [{"id", "ok", "observed", "expected", "means"}], "versions", 
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -134,7 +136,8 @@ def cuda_majors() -> List[str]:
     for dist in metadata.distributions():
         name = (dist.metadata["Name"] or "").lower().replace("_", "-")
         found = re.search(r"-cu(\d{2})$", name)
-        if found and name.startswith("nvidia-"):
+        # cutlass-dsl brings compilers for both majors and no library that a process loads
+        if found and name.startswith("nvidia-") and "cutlass" not in name:
             majors.add(found[1])
     return sorted(majors)
 
@@ -161,6 +164,10 @@ def bring_about(request: Dict[str, Any]) -> Dict[str, Any]:
         majors = cuda_majors()
         means = "wheels of two CUDA majors break each other's libraries (vLLM issue 48602)"
         verify.add("one CUDA major", set(majors) <= {str(major)}, ", ".join(majors) or "none", major, means)
+    for name in request.get("files") or []:
+        there = [site for site in sys.path if os.path.isfile(os.path.join(site, name))]
+        means = "this engine has no kernels for this hardware; take a version that has them"
+        verify.add("file " + name, bool(there), "there" if there else "missing", "there", means)
     for name in [*(request.get("extensions") or []), *(request.get("imports") or [])]:
         answer = Answer(IMPORT, json.dumps({"modules": [name], "ops": []}))
         seen = answer.value["file"] if answer.value else answer.why

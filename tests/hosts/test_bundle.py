@@ -77,7 +77,8 @@ def test_an_offline_host_builds_from_a_bundle_with_the_source(
         new_host("container", "second", offline=True),
     )
     site = SourceSite(tmp_path, [host, second], index, source, bundle=str(tmp_path / "bundle"))
-    site.prepare(host, repositories=False)
+    for machine in (host, second):
+        site.prepare(machine, repositories=False)
     lock = locked(site, tmp_path)
     site.write_recipe(build_env="", repo=source.repo)
     text = (tmp_path / "source.toml").read_text()
