@@ -2,6 +2,6 @@
 
 from pyinfra import host
 
-from tasks.verbs import preflight
+from tasks.preflight import preflight
 
 preflight(host)

@@ -1,4 +1,4 @@
-"""The deep probe as a step of a site: what it proves is kept on the host, and the service is started with it."""
+"""The deep probe as a step of a site: what it proves is kept on the host, for the start of the service."""
 
 from __future__ import annotations
 

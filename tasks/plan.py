@@ -6,6 +6,7 @@ Everything a deploy needs, gathered in one round trip before anything is changed
 from __future__ import annotations
 
 import os
+import sys
 import time
 from typing import Any
 
@@ -14,11 +15,12 @@ from pyinfra import logger
 from tasks.bundle import Bundle, bundle_for, ship
 from tasks.checks import Needs, run_checks
 from tasks.checks.links import nccl_env_flags
-from tasks.checks.table import render_host, verdict_line
+from tasks.checks.table import render_host, verdict, verdict_line
 from tasks.choices import choices_of
 from tasks.deep import deep_look, nccl_of
 from tasks.endpoints import endpoints_of
-from tasks.facts import Endpoint, HostFacts, ProbeRequest, build_probe, facts_to_json, parse_probe
+from tasks.facts import Endpoint, HostFacts, ProbeRequest, build_probe, parse_probe
+from tasks.facts.shown import facts_shown, topology_shown
 from tasks.findings import Finding, fail
 from tasks.interrupt import catch_interrupts
 from tasks.launch import LaunchSpec, launch_spec
@@ -33,6 +35,7 @@ from tasks.remote import LostHost, Remote, steady
 from tasks.settings import Layout, Settings, layout_of
 from tasks.state import HostState, parse_state, state_section
 from tasks.supervisors import ServiceState, Supervisor, Supervisord, Systemd, choose, version_in
+from tasks.terminal import shape
 
 SERVICE_USER = "rackwright"
 
@@ -204,7 +207,8 @@ class Plan:
         self.dirty = False
         self.record.note(
             mode=self.mode,
-            facts=facts_to_json(self.facts_shown()),
+            facts=self.facts_shown(),
+            topology=topology_shown(self.facts),
             supervisor=self.supervisor.name,
             commands=self.remote.commands,
         )
@@ -216,19 +220,7 @@ class Plan:
 
     def facts_shown(self) -> dict[str, Any]:
         """The facts that a report shows, without what is only for the checks."""
-        system, cpu, memory = self.facts.system, self.facts.cpu, self.facts.memory
-        return {
-            "system": {
-                "os": system.os_name,
-                "kernel": system.kernel,
-                "libc": f"{system.libc or ''} {system.libc_version or ''}".strip(),
-                "init": "systemd" if system.systemd else "no systemd",
-                "container": system.container or "no",
-                "user": system.user,
-            },
-            "cpu": {"model": cpu.model, "usable": cpu.usable},
-            "memory": {"total": memory.total, "available": memory.available},
-        }
+        return facts_shown(self.facts, gpus=self.recipe.hardware.count > 0)
 
     def check(self, *, deep: bool = False) -> list[Finding]:
         """Every finding about this host for this recipe; with `deep` also those that take minutes.
@@ -277,45 +269,51 @@ class Plan:
                 raise Stop(f"cannot write below {self.layout.root}: {why}\nFix: free space or inodes there")
 
 
-def plan_for(
-    host: Any, verb: str, *, preflight: bool = True, table: bool = False, deep: bool = False
-) -> Plan | None:
-    """The plan of one host, or None when that host stops here (the others go on).
+def looked(real: Any, verb: str, *, network: bool, deep: bool = False) -> Plan:
+    """The plan of one host, read and checked, whatever the findings are.
 
-    With `preflight`, findings that block stop the host before anything is changed; the table of
-    findings is shown then, and always with `table`. With `deep` the deep probe runs, where the site asks.
+    With `network` the servers that its steps need are tried; with `deep` the deep probe runs, where the site
+    asks for it. Raises Mistakes or LostHost.
     """
     catch_interrupts()
-    real = host.state.inventory.get_host(host.name)
     steady(real)
+    settings, recipe = choices_of(real)
+    plan = Plan(real, settings, recipe, verb)
+    plan.look(network=network)
+    plan.check(deep=deep and settings.deep)
+    return plan
+
+
+def plan_for(host: Any, verb: str, *, preflight: bool = True) -> Plan | None:
+    """The plan of one host, or None when that host stops here (the others go on).
+
+    With `preflight`, findings that block stop the host before anything is changed, with their table.
+    """
+    real = host.state.inventory.get_host(host.name)
     try:
-        settings, recipe = choices_of(real)
-        plan = Plan(real, settings, recipe, verb)
-        plan.look(network=preflight)
-        found = plan.check(deep=deep and settings.deep)
+        plan = looked(real, verb, network=preflight)
     except Mistakes as mistakes:
-        _stop(host, real, "\n".join(mistakes.lines))
+        stop_host(host, real, "\n".join(mistakes.lines))
         return None
     except LostHost as lost:
-        _stop(host, real, f"{host.name} does not answer: {lost}\nCheck the connection, then run again.")
+        why = f"{host.name} does not answer: {lost}\nCheck the connection, then run again."
+        stop_host(host, real, why)
         return None
-    blocking = [
-        finding
-        for finding in found
-        if finding.status == "fail" or (settings.strict and finding.status == "warn")
-    ]
-    if table or (preflight and blocking):
-        real.log("\n" + render_host(plan.name, found), logger.info)
-    if preflight and blocking:
+    strict = plan.settings.strict
+    if preflight and verdict(plan.findings, strict) == "fail":
+        width, colour = shape(sys.stderr)
+        table = render_host(plan.name, plan.findings, strict=strict, width=width, colour=colour)
+        real.log("\n" + table, logger.info)
         plan.record.open()
-        plan.record.finish("refused", verdict_line(found, settings.strict))
-        why = f"{plan.name}: {verdict_line(found, settings.strict)}; nothing was changed"
-        _stop(host, real, f"{why}\nreport: {plan.record.page}")
+        plan.record.finish("refused", verdict_line(plan.findings, strict))
+        why = f"{plan.name}: {verdict_line(plan.findings, strict)}; nothing was changed"
+        stop_host(host, real, f"{why}\nreport: {plan.record.page}")
         return None
     return plan
 
 
-def _stop(host: Any, real: Any, message: str) -> None:
+def stop_host(host: Any, real: Any, message: str) -> None:
+    """End the run of one host with a message; the others go on."""
     for line in message.splitlines():
         real.log_styled(line, fg="red", log_func=logger.error)
     host.state.fail_hosts({real})

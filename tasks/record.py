@@ -5,13 +5,23 @@ A run that stops anywhere (failure, Ctrl-C, a dead controller) has already left 
 
 from __future__ import annotations
 
+import atexit
 import time
 from pathlib import Path
 from typing import Any
 
 from tasks import __version__
-from tasks.report import write_report
+from tasks.report import write_index, write_report
 from tasks.report_view import page_name
+
+_indexes: set[Path] = set()
+
+
+def _index_at_end(folder: Path) -> None:
+    """The page over all hosts, once when the run is over."""
+    if folder not in _indexes:
+        _indexes.add(folder)
+        atexit.register(write_index, folder)
 
 
 class Record:
@@ -68,6 +78,8 @@ class Record:
             if step["status"] in ("pending", "running"):
                 step["status"] = "skipped" if step["status"] == "pending" else "failed"
         self.note(verdict=verdict, why=why)
+        if self._writes:
+            _index_at_end(self._folder.parent)
 
     def _write(self) -> None:
         self.evidence["steps"] = list(self._steps.values())

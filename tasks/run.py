@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from gevent import monkey
 
 monkey.patch_all()
@@ -9,6 +11,8 @@ monkey.patch_all()
 from pyinfra_cli import main as pyinfra_main  # noqa: E402
 
 from tasks.interrupt import catch_interrupts  # noqa: E402
+from tasks.paths import DEPLOYS  # noqa: E402
+from tasks.preflight import show_at_end  # noqa: E402
 
 
 def main() -> None:
@@ -17,6 +21,8 @@ def main() -> None:
 
     def guarded() -> None:
         catch_interrupts()
+        if sys.argv[-1:] == [str(DEPLOYS / "preflight.py")]:
+            show_at_end()
         cli()
 
     pyinfra_main.cli = guarded  # type: ignore[assignment]

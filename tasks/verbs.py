@@ -8,7 +8,6 @@ from pyinfra import logger
 
 from tasks.acceptance import Acceptance
 from tasks.bench import Benchmark
-from tasks.checks.table import verdict_line
 from tasks.deep_step import Deep
 from tasks.engines import engine_step
 from tasks.env import Environment, Tools
@@ -24,19 +23,6 @@ from tasks.summary import Summary
 from tasks.support import archive
 from tasks.switch import Start, Stopped
 from tasks.uninstall import Uninstall
-
-
-def preflight(host: Any) -> None:
-    """Everything that will stop a deployment, found in one read-only pass."""
-    plan = plan_for(host, "preflight", table=True, deep=True)
-    if plan:
-        verdict = verdict_line(plan.findings, plan.settings.strict)
-        plan.record.open()
-        plan.record.finish(
-            "warn" if any(item.status == "warn" for item in plan.findings) else "pass", verdict
-        )
-        plan.say(verdict)
-        plan.say(f"report: {plan.record.page}")
 
 
 def site(host: Any) -> None:

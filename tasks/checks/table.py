@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 from tasks.checks.words import plural
 from tasks.findings import WORST_FIRST, Finding, Status, worst_first
@@ -52,15 +52,25 @@ def verdict_line(findings: Sequence[Finding], strict: bool = False) -> str:
 
 
 def render_host(
-    name: str, findings: Sequence[Finding], *, strict: bool = False, width: int = 100, colour: bool = False
+    name: str,
+    findings: Sequence[Finding],
+    *,
+    strict: bool = False,
+    width: int = 100,
+    colour: bool = False,
+    brief: bool = False,
 ) -> str:
     """The table of one host: the worst group first and the worst finding first in it, then the verdict.
 
-    What passed takes one line; what did not says what was seen and wanted, how to mend it and who says so.
+    What passed takes one line (with `brief` all of it together); what did not says what was seen and wanted,
+    how to mend it and who says so.
     """
     width = max(width, _NARROWEST)
+    passed = sum(finding.status == "ok" for finding in findings)
     groups: dict[str, list[Finding]] = {}
     for finding in worst_first(list(findings)):
+        if brief and finding.status == "ok":
+            continue
         groups.setdefault(finding.group, []).append(finding)
     order = list(_TITLE)
     ranked = sorted(
@@ -75,6 +85,8 @@ def render_host(
         lines += ["", f"  {_TITLE.get(group, group)}"]
         for finding in members:
             lines += _finding_lines(finding, width, colour)
+    if brief and passed:
+        lines += ["", f"  {_painted('ok  ', 'ok', colour)}  {plural(passed, 'check')} passed"]
     came_to = verdict(findings, strict)
     lines += ["", f"{name}: {_painted(verdict_line(findings, strict), came_to, colour)}"]
     return "\n".join(lines)
@@ -116,18 +128,25 @@ def _wrapped(text: str, first: str, rest: str, width: int) -> list[str]:
 
 
 def render_hosts(
-    results: Mapping[str, Sequence[Finding]], *, strict: bool = False, width: int = 100, colour: bool = False
+    results: Mapping[str, Sequence[Finding]],
+    *,
+    strict: Container[str] = (),
+    width: int = 100,
+    colour: bool = False,
 ) -> str:
-    """One line a host, worst first: verdict, counts and what is worst; then one line for all of them."""
+    """One line a host, worst first: verdict, counts and what is worst; then one line for all of them.
+
+    `strict` names the hosts on which warnings block.
+    """
     width = max(width, _NARROWEST)
     if not results:
         return "no hosts"
-    rows = sorted(results.items(), key=lambda item: (WORST_FIRST.index(verdict(item[1], strict)), item[0]))
+    verdicts = {name: verdict(findings, name in strict) for name, findings in results.items()}
+    rows = sorted(results.items(), key=lambda item: (WORST_FIRST.index(verdicts[item[0]]), item[0]))
     name_width = max(len("host"), *(len(name) for name in results))
     words: dict[Status, str] = {"fail": "not ready", "warn": "warnings", "ok": "ready", "skipped": "?"}
     lines = [f"{'host':{name_width}}  {'verdict':9}  fail  warn  skip  worst"]
     for name, findings in rows:
-        came_to = verdict(findings, strict)
         counts = [
             sum(finding.status == status for finding in findings) for status in ("fail", "warn", "skipped")
         ]
@@ -137,9 +156,10 @@ def render_hosts(
         numbers = "  ".join(f"{count:4}" for count in counts)
         left = max(12, width - name_width - 33)
         told = told if len(told) <= left else told[: left - 1] + "…"
+        came_to = verdicts[name]
         line = f"{head}{_painted(f'{words[came_to]:9}', came_to, colour)}  {numbers}  {told}"
         lines.append(line.rstrip())
-    totals = Counter(verdict(findings, strict) for findings in results.values())
+    totals = Counter(verdicts.values())
     meanings: dict[Status, str] = {"fail": "not ready", "warn": "ready with warnings", "ok": "ready"}
     told_all = ", ".join(f"{totals[status]} {word}" for status, word in meanings.items() if totals[status])
     return "\n".join([*lines, "", f"{plural(len(results), 'host')}: {told_all}"])

@@ -101,5 +101,16 @@ def test_many_hosts_are_one_line_each_worst_first() -> None:
     assert all(len(line) <= 80 for line in lines)
 
 
+def test_warnings_block_only_on_hosts_that_are_strict() -> None:
+    text = render_hosts({"a": [WARNED], "b": [WARNED]}, strict={"b"})
+    assert [line.split()[:2] for line in text.splitlines()[1:3]] == [["b", "not"], ["a", "warnings"]]
+
+
+def test_a_brief_table_counts_what_passed() -> None:
+    text = render_host("gpu1", [GOOD, GOOD, WARNED], brief=True)
+    assert "host.os" not in text and "2 checks passed" in text and "disk.type" in text
+    assert "passed" not in render_host("gpu1", [WARNED], brief=True)
+
+
 def test_no_hosts_is_said() -> None:
     assert render_hosts({}) == "no hosts"
