@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 from urllib.parse import urlsplit
 
 from tasks.digest import digest_of, digest_of_file
 from tasks.findings import Finding, fail, ok, warn
 from tasks.model.manifest import NOT_SERVED
+from tasks.onhost.verify_weights import read_manifest
 from tasks.receipts import Receipt
 from tasks.recipe import Recipe, SourceName
 from tasks.settings import Settings
@@ -40,8 +42,10 @@ def digest(recipe: Recipe, settings: Settings, model_dir: str) -> str:
 
 
 def ignored(recipe: Recipe, settings: Settings) -> list[str]:
-    """Globs of files that are not wanted; what a manifest names always is."""
-    return list(dict.fromkeys([*NOT_SERVED, *recipe.model.ignore, *settings.ignore]))
+    """Globs of files that are not wanted. What the recipe's manifest names always is."""
+    globs = dict.fromkeys([*NOT_SERVED, *recipe.model.ignore, *settings.ignore])
+    named = read_manifest(str(recipe.beside(recipe.model.manifest))) if recipe.model.manifest else {}
+    return [glob for glob in globs if not any(fnmatchcase(path, glob) for path in named)]
 
 
 def verified(receipt: Receipt | None, wanted: str, stat: str | None) -> bool:
