@@ -154,6 +154,7 @@ class SourceRoute(Part):
     `tree` is git's id of the commit's tree: it proves an archive without .git. `dependencies` says which
     commit a dependency's tag must be, `skip_dependencies` which ones this build does not read. Every
     expression of `drop_lines` must match exactly one line. `lock` replaces resolving on the host.
+    `options_like` is the release whose options stand for this commit's (`options/vllm-VERSION.txt`).
     """
 
     package: str = "vllm"
@@ -177,6 +178,7 @@ class SourceRoute(Part):
     same_version: list[tuple[str, str]] = []
     extensions: list[str] = []
     ops: list[str] = []
+    options_like: str | None = None
     bytes_per_job: int = Field(5 * 1024**3, gt=0)
     env_bytes: int = Field(gt=0)
 
@@ -193,6 +195,7 @@ class DockerRoute(Part):
     image_id: str | None = Field(None, pattern=r"^sha256:[0-9a-f]{64}$")
     versions: dict[str, str] = {}
     program: str = "vllm"
+    options_like: str | None = None
     replacement: str | None = None
     cuda_major: int | None = None
     flags: dict[str, Flag] = {}
