@@ -25,7 +25,7 @@ from tasks.paths import DEPLOYS, INVENTORIES, ROOT
 
 USAGE = 2
 # Verbs that change nothing on a host have nothing to confirm.
-READ_ONLY = {"preflight", "status", "accept", "bench", "support", "logs"}
+READ_ONLY = {"preflight", "status", "accept", "bench", "support", "logs", "manifest"}
 HELP = """\
 usage: rackwright VERB INVENTORY [options]
 
@@ -36,6 +36,7 @@ verbs:
 
 without a host:
   compare A B        two benchmarks side by side (files, hosts, or HOST/MODE)
+  manifest RECIPE    what hubs publish of its model, compared, kept as a list of hashes
   bundle RECIPE      everything that a host needs, in one folder, for hosts without a network
 
 inventories:
@@ -79,6 +80,14 @@ def inventory_path(name: str) -> Path:
         if path.suffix == ".py" and path.is_file():
             return path.resolve()
     raise Usage(f"no inventory {name!r}; {nearest(name, inventories())}")
+
+
+def is_inventory(words: Sequence[str]) -> bool:
+    """The first word names an inventory."""
+    try:
+        return bool(words) and bool(inventory_path(words[0]))
+    except Usage:
+        return False
 
 
 def load_hosts(path: Path, options: argparse.Namespace) -> list[Any]:
@@ -224,6 +233,10 @@ def main() -> NoReturn:
         from tasks.bundling import main as bundle
 
         sys.exit(bundle(argv[1:]))
+    if argv[0] == "manifest" and not is_inventory(argv[1:2]):
+        from tasks.model.cli import main as manifest
+
+        sys.exit(manifest(argv[1:]))
     if argv[0] in ("-V", "--version"):
         print(f"rackwright {__version__}")
         sys.exit(0)

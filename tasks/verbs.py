@@ -13,6 +13,7 @@ from tasks.engines import engine_step
 from tasks.env import Environment, Tools
 from tasks.jobs import in_time
 from tasks.mirrors import Mirrors
+from tasks.model.proof import Manifest
 from tasks.model.step import Weights
 from tasks.plan import Plan, plan_for
 from tasks.promote import Promote, Rollback
@@ -82,6 +83,13 @@ def weights(host: Any) -> None:
         prepare(plan)
         run_step(Tools(plan))
         run_step(Weights(plan))
+
+
+def manifest(host: Any) -> None:
+    """What each host has, proved and compared with its recipe; its manifest comes here."""
+    plan = plan_for(host, "manifest", preflight=False)
+    if plan:
+        run_step(Manifest(plan))
 
 
 def serve(host: Any) -> None:
