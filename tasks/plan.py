@@ -19,6 +19,7 @@ from tasks.checks.table import render_host, verdict, verdict_line
 from tasks.choices import choices_of
 from tasks.deep import deep_look, nccl_of
 from tasks.endpoints import endpoints_of
+from tasks.engines.docker_launch import container_of, docker_spec
 from tasks.facts import Endpoint, HostFacts, ProbeRequest, build_probe, parse_probe
 from tasks.facts.shown import facts_shown, topology_shown
 from tasks.findings import Finding, fail
@@ -124,7 +125,7 @@ class Plan:
 
     def spec(self, mode: str | None = None, *, trial_port: int | None = None) -> LaunchSpec:
         """The engine process of one mode; with `trial_port` the same on trial, where no client reaches it."""
-        return launch_spec(
+        spec = launch_spec(
             self.recipe,
             self.settings,
             self.layout,
@@ -133,6 +134,8 @@ class Plan:
             trial_port=trial_port,
             nccl=nccl_env_flags(nccl_of(self)),
         )
+        container = container_of(self.recipe.route(self.route), self.receipt("engine"))
+        return docker_spec(spec, container, f"{self.lib}/docker-engine.sh") if container else spec
 
     @property
     def service(self) -> ServiceState:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 from tasks.digest import digest_of
-from tasks.engines.docker_launch import Container
 from tasks.jobs import in_units
 from tasks.offline import bundle_of
 from tasks.plan import Plan
@@ -92,12 +91,3 @@ class DockerEngine:
             },
             artifacts=(Artifact(pins.image, str(found["id"]).removeprefix("sha256:"), int(found["bytes"])),),
         )
-
-
-def container_of(plan: Plan) -> Container | None:
-    """What the engine's receipt says about running the image; None before the engine step."""
-    pins, receipt = plan.recipe.route(plan.route), plan.receipt("engine")
-    if not isinstance(pins, DockerRoute) or receipt is None or receipt.detail.get("route") != "docker":
-        return None
-    gpu = receipt.detail.get("gpu")
-    return Container(str(receipt.detail["ref"]), pins.program, str(gpu) if gpu else None)

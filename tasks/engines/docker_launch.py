@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tasks.launch import LaunchSpec
+from tasks.receipts import Receipt
+from tasks.recipe import DockerRoute
 
 LABEL = "org.rackwright"
 # what the host's environment says about itself means nothing inside
@@ -25,6 +27,14 @@ class Container:
     program: str
     gpu: str | None
     shm_gib: float = 0
+
+
+def container_of(pins: object, receipt: Receipt | None) -> Container | None:
+    """What the engine's receipt says about running the image; None on other routes, and before that step."""
+    if not isinstance(pins, DockerRoute) or receipt is None or receipt.detail.get("route") != "docker":
+        return None
+    gpu = receipt.detail.get("gpu")
+    return Container(str(receipt.detail["ref"]), pins.program, str(gpu) if gpu else None)
 
 
 def gpu_words(how: str | None, devices: str | None) -> list[str]:

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -233,36 +234,74 @@ cuda_major = 13
 image_bytes = 1_000_000
 versions = {{ vllm = "0.26.0" }}
 [serve]
+ready_seconds = 60
+stop_seconds = 10
 [serve.flags]
 max-model-len = 8192
 [serve.modes.eager.flags]
 enforce-eager = true
+[acceptance]
+profile = "smoke"
 """
+
+
+def rackwright(docker: Docker, folder: Path, verb: str) -> str:
+    """A run on this machine, with the tests' own Docker; what it printed."""
+    done = subprocess.run(
+        [*RACKWRIGHT, verb, str(folder / "inventory.py"), "-y"],
+        env={**os.environ, "PATH": f"{docker.path}:{os.environ['PATH']}", "PYINFRA_PROGRESS": "off"},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def write_site(folder: Path, **more: Any) -> None:
+    """A recipe for the pinned name and an inventory with this machine."""
+    manifest = ROOT / "inventories" / "recipes" / "manifests" / "rehearsal-cpu.sha256"
+    (folder / "image.toml").write_text(RECIPE.format(manifest=manifest, image=PINNED))
+    data = {
+        "recipe": str(folder / "image.toml"),
+        "root": str(folder / "root"),
+        "sources": ["generate"],
+        "reports": str(folder / "reports"),
+        **more,
+    }
+    (folder / "inventory.py").write_text(f"hosts = [('@local', {data!r})]\n")
 
 
 def test_the_engine_verb_records_the_digest_and_changes_nothing_the_second_time(
     docker: Docker, tmp_path: Path
 ) -> None:
-    manifest = ROOT / "inventories" / "recipes" / "manifests" / "rehearsal-cpu.sha256"
-    (tmp_path / "image.toml").write_text(RECIPE.format(manifest=manifest, image=PINNED))
-    data = {"recipe": str(tmp_path / "image.toml"), "root": str(tmp_path / "root"), "sources": ["generate"],
-            "reports": str(tmp_path / "reports")}  # fmt: skip
-    (tmp_path / "inventory.py").write_text(f"hosts = [('@local', {data!r})]\n")
-
-    def run() -> str:
-        done = subprocess.run(
-            [*RACKWRIGHT, "engine", str(tmp_path / "inventory.py"), "-y"],
-            env={**os.environ, "PATH": f"{docker.path}:{os.environ['PATH']}", "PYINFRA_PROGRESS": "off"},
-            cwd=tmp_path, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=300,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout + done.stderr
-
-    first = run()
+    write_site(tmp_path)
+    first = rackwright(docker, tmp_path, "engine")
     identity = docker.run("image", "inspect", "--format", "{{.Id}}", PINNED).stdout.strip()
     assert f"the recipe pins no digest; {PINNED} is {identity}, recorded" in first
     receipt = json.loads((tmp_path / "root" / "receipts" / "engine.json").read_text())
     assert receipt["detail"]["ref"] == identity
-    again = run()
+    again = rackwright(docker, tmp_path, "engine")
     assert "] Success" not in again
     assert "No changes" in again
+
+
+def test_site_serves_from_the_image_and_uninstall_ends_the_container(docker: Docker) -> None:
+    # a short path: supervisord's socket lies below it
+    with socket.socket() as probe, tempfile.TemporaryDirectory(prefix="rws-") as name:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+        probe.close()
+        folder = Path(name)
+        write_site(folder, port=port, instance="rwdock")
+        try:
+            rackwright(docker, folder, "site")
+            running = docker.run("ps", "--format", "{{.Names}}").stdout.split()
+            assert running == ["rwdock-eager"]
+            again = rackwright(docker, folder, "site")
+            assert "] Success" not in again
+        finally:
+            rackwright(docker, folder, "uninstall")
+        assert docker.run("ps", "-aq").stdout == ""
