@@ -98,10 +98,10 @@ cancel)
     alive || exit 0
     p=$(cat pid)
     # the session leader's group; systemd-run gives the leader a group of its own too
-    kill -TERM -- "-$p" 2>/dev/null || kill -TERM "$p" 2>/dev/null
+    kill -s TERM -- "-$p" 2>/dev/null || kill -s TERM "$p" 2>/dev/null
     i=0
     while alive && [ $i -lt 50 ]; do sleep 0.2; i=$((i + 1)); done
-    alive && kill -KILL -- "-$p" 2>/dev/null
+    alive && kill -s KILL -- "-$p" 2>/dev/null
     exit 0
     ;;
 *)

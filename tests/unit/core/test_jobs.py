@@ -128,6 +128,18 @@ def test_a_reused_pid_of_another_process_or_boot_is_not_taken_for_the_job(job: O
         os.killpg(pid, 9)
 
 
+def test_cancelling_ends_what_the_job_has_started_too(job: OnHost, tmp_path: Path) -> None:
+    job.start("k1", f"sleep 300 & echo $! >{tmp_path}/child; wait")
+    job.wait(lambda state: (tmp_path / "child").exists() and (tmp_path / "child").read_text().strip() != "")
+    child = Path(f"/proc/{(tmp_path / 'child').read_text().strip()}/stat")
+    job.cancel()
+    for _ in range(100):
+        if not child.exists() or child.read_text().rsplit(")", 1)[1].split()[0] == "Z":
+            return
+        time.sleep(0.05)
+    raise AssertionError("it lives on")
+
+
 def test_output_that_is_not_text_does_not_harm_the_answer(job: OnHost) -> None:
     job.start("k1", r"printf '\377\000\033[31mred' >&2")
     now = job.wait(lambda state: state.state == "done")
