@@ -183,9 +183,8 @@ def promotion_request(plan: Plan, safe: LaunchSpec, fast: LaunchSpec, trial: Lau
         "baseline": {"acceptance": proof.get("acceptance"), "bench": proof.get("bench")},
         "receipts": {
             "folder": plan.layout.receipts,
-            "kept": [_draft(receipt) for receipt in (_proven(plan, fast), Service(plan, fast.mode).draft())]
-            + [_acceptance_draft(plan, fast)],
-            "back": [_draft(receipt) for receipt in (_proven(plan, safe), Service(plan, safe.mode).draft())],
+            "kept": [*_drafts(plan, fast), _acceptance_draft(plan, fast)],
+            "back": _drafts(plan, safe),
             "promotion": _draft(Receipt("promotion", fast.digest, 0)),
         },
         "deadline": total_seconds(plan),
@@ -204,8 +203,8 @@ def _draft(receipt: Receipt) -> dict[str, Any]:
     return draft
 
 
-def _proven(plan: Plan, spec: LaunchSpec) -> Receipt:
-    return proof_receipt(plan, spec.mode, proof_of(plan, spec.mode) or {})
+def _drafts(plan: Plan, spec: LaunchSpec) -> list[dict[str, Any]]:
+    return [_draft(proof_receipt(plan, spec.mode)), _draft(Service(plan, spec.mode).draft())]
 
 
 def _acceptance_draft(plan: Plan, spec: LaunchSpec) -> dict[str, Any]:
@@ -336,7 +335,7 @@ class Rollback:
                 return Done(detail={"ended": "promotion"}, receipt=False)
         spec = plan.spec(SAFE_MODE)
         prepare(plan, spec)
-        written = plan.remote.run(_proven(plan, spec).write(plan.layout.receipts))
+        written = plan.remote.run(proof_receipt(plan, spec.mode).write(plan.layout.receipts))
         if not written.ok:
             raise StepFailed(f"the receipt cannot be written: {written.stderr.strip()}")
         others = [name for name in plan.service_names if name != spec.name and plan.services[name].installed]

@@ -34,13 +34,15 @@ def boot_mode(plan: Plan, otherwise: str) -> str:
     return proven_mode(plan) or otherwise
 
 
-def proof_receipt(plan: Plan, mode: str, proof: dict[str, Any]) -> Receipt:
-    """The receipt that makes `mode` the one proven last and keeps what is known of the others."""
+def proof_receipt(plan: Plan, mode: str, proof: dict[str, Any] | None = None) -> Receipt:
+    """The receipt that makes `mode` the one proven last and keeps what is known of the others.
+
+    Without a `proof` of now, what was known of `mode` itself stays too.
+    """
     old = plan.receipt(STEP)
-    modes = {
-        **(old.detail.get("modes") or {} if old else {}),
-        mode: {"spec": plan.spec(mode).digest, **proof},
-    }
+    modes = dict(old.detail.get("modes") or {}) if old else {}
+    if proof is not None:
+        modes[mode] = {"spec": plan.spec(mode).digest, **proof}
     return Receipt(STEP, plan.spec(mode).digest, 0, {"mode": mode, "modes": modes})
 
 

@@ -216,8 +216,8 @@ def port_is_ours(plan: Plan, spec: LaunchSpec) -> None:
     )
 
 
-def look_ready(plan: Plan, spec: LaunchSpec) -> dict[str, Any]:
-    """One look: does a token come out? Raises LostHost."""
+def ready_script(plan: Plan, spec: LaunchSpec) -> tuple[str, str]:
+    """The sh that asks for a token, and what it is given on stdin."""
     request = {
         "base_url": spec.base_url,
         "model": spec.model_name,
@@ -225,12 +225,14 @@ def look_ready(plan: Plan, spec: LaunchSpec) -> dict[str, Any]:
         "timeout": PROBE_SECONDS,
         "pid": plan.services[spec.name].pid,
     }
-    answer = plan.remote.run(
-        # sent along, so that a host of an earlier version can be asked too
-        f"{quote(python_of(plan))} -c {quote(READY)}",
-        stdin=json.dumps(request),
-        timeout=PROBE_SECONDS + 30,
-    )
+    # sent along, so that a host of an earlier version can be asked too
+    return f"{quote(python_of(plan))} -c {quote(READY)}", json.dumps(request)
+
+
+def look_ready(plan: Plan, spec: LaunchSpec) -> dict[str, Any]:
+    """One look: does a token come out? Raises LostHost."""
+    script, request = ready_script(plan, spec)
+    answer = plan.remote.run(script, stdin=request, timeout=PROBE_SECONDS + 30)
     try:
         result = json.loads(answer.stdout)
     except ValueError:

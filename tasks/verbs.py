@@ -11,14 +11,14 @@ from tasks.bench import Benchmark
 from tasks.deep_step import Deep
 from tasks.engines import engine_step
 from tasks.env import Environment, Tools
-from tasks.jobs import in_time
 from tasks.mirrors import Mirrors
 from tasks.model.proof import Manifest
 from tasks.model.step import Weights
-from tasks.plan import Plan, plan_for
+from tasks.plan import plan_for
 from tasks.promote import Promote, Rollback
 from tasks.remote import LostHost
-from tasks.service import Service, look_ready
+from tasks.service import Service
+from tasks.status import status_lines
 from tasks.steps import run_step
 from tasks.summary import Summary
 from tasks.support import archive
@@ -175,63 +175,6 @@ def status(host: Any) -> None:
     plan.host.log("\n" + "\n".join(lines), logger.info)
     if not good:
         host.state.fail_hosts({plan.host})
-
-
-def status_lines(plan: Plan) -> tuple[list[str], bool]:
-    """What `status` prints about one host, and whether its engine answers. Reads only."""
-    rows: list[tuple[str, str]] = []
-    good = False
-    mode = next(
-        (mode for mode in plan.recipe.serve.modes if plan.services[plan.spec(mode).name].running), None
-    )
-    spec = plan.spec(mode)
-    service = plan.services[spec.name]
-    if mode is None:
-        installed = plan.receipt("service")
-        rows.append(
-            (
-                "service",
-                f"{service.state}; start it with: rackwright start INVENTORY"
-                if installed
-                else "not installed",
-            )
-        )
-    else:
-        answer = look_ready(plan, spec)
-        good = bool(answer["ready"])
-        state = "ready: a token came out" if good else f"not ready ({answer['stage']}): {answer['why']}"
-        rows += [
-            ("service", f"{spec.name}: {state}"),
-            ("endpoint", f"{spec.base_url}/v1"),
-            ("model", spec.model_name),
-            ("supervisor", f"{plan.supervisor.name}, pid {service.pid}, {service.restarts or 0} restarts"),
-        ]
-        epoch = plan.facts.system.epoch
-        if service.since and epoch:
-            rows.append(("up for", in_time(max(0, epoch - service.since))))
-    for name in ("environment", "engine", "weights", "acceptance"):
-        receipt = plan.receipt(name)
-        if receipt:
-            rows.append((name, f"{_told(name, receipt.detail)} ({receipt.at})"))
-    for name, now in plan.state.jobs.items():
-        if now.state == "running":
-            rows.append(
-                ("job", f"{name} is running since {in_time(now.elapsed)}; run the same verb to attach")
-            )
-    width = max(len(key) for key, _ in rows)
-    return [f"  {key.ljust(width)}  {value}" for key, value in rows], good
-
-
-def _told(name: str, detail: dict[str, Any]) -> str:
-    if name == "environment":
-        return f"{detail.get('kind')}, Python {detail.get('python')}"
-    if name == "engine":
-        return f"{detail.get('package')} {detail.get('version')} ({detail.get('route')})"
-    if name == "weights":
-        return f"{detail.get('files')} files verified"
-    result = detail.get("result") or {}
-    passed = sum(check.get("verdict") == "pass" for check in result.get("checks", []))
-    return f"{result.get('verdict')}: {passed} checks passed"
 
 
 def logs(host: Any) -> None:

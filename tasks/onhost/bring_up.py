@@ -139,9 +139,10 @@ class Service:
         """Stop it; what goes wrong then is not what people need to read."""
         sh(self.request["stop"])
 
-    def look(self, pid: int | None) -> dict[str, Any]:
-        """Does a token come out?"""
-        return ready.look({**self.request["probe"], "pid": pid})
+    def look(self, pid: int | None, patience: float = 120) -> dict[str, Any]:
+        """Does a token come out, within so many seconds?"""
+        probe = self.request["probe"]
+        return ready.look({**probe, "pid": pid, "timeout": min(float(probe["timeout"]), patience)})
 
 
 class Timeline:
@@ -266,7 +267,8 @@ def _await_token(service: Service, timeline: Timeline, say: Any, check: Any) -> 
                 failures += 1
                 crashed = True
             seen = state["identity"]
-            answer = service.look(state["pid"])
+            left = float(request["ready_seconds"]) - timeline.elapsed()
+            answer = service.look(state["pid"], max(5.0, left))
         if answer["ready"]:
             again = service.state()
             if again["running"] and again["identity"] == seen:

@@ -298,11 +298,9 @@ class Promotion:
         self.step("keeping %s" % self.request["candidate"]["mode"])
         self.save(phase="keep")
         column = self.result["candidate"]
-        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        proof = {"at": stamp, "acceptance": counts(column["acceptance"]), "bench": column["bench"]}
         state = self.service("candidate").state()
         more = {
-            "proven": {"proof": proof},
+            "proven": {"proofs": {**self.proof("safe"), **self.proof("candidate")}},
             "service": {"start": column["start"], "ready_seconds": column["start"]["seconds"]},
             "acceptance": {"result": column["acceptance"]},
         }
@@ -311,16 +309,30 @@ class Promotion:
         self.must(self.request["boot"]["candidate"])
         return self.settle("promoted", "", "", [])
 
+    def proof(self, which: str) -> dict[str, Any]:
+        """What this promotion proved of a mode, by mode; {} when it did not."""
+        column, service = self.result[which], self.request[which]
+        found = column.get("acceptance") or {}
+        found = counts(found) if "checks" in found else found
+        if not found.get("pass") or found.get("fail"):
+            return {}
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        proof = {
+            "at": stamp,
+            "spec": service["spec"],
+            "acceptance": found,
+            "bench": column.get("bench") or [],
+        }
+        return {service["mode"]: proof}
+
     def write_receipt(self, draft: dict[str, Any], more: dict[str, Any], identity: str | None) -> None:
-        """A receipt from its draft; `proof` goes to the proven mode, a digest may need the identity."""
+        """A receipt from its draft; `proofs` go to their modes, a digest may need the identity."""
         draft = json.loads(json.dumps(draft))
         inputs = draft.pop("digest_inputs", None)
         if inputs is not None:
             draft["digest"] = digest_of([identity if item == "@identity" else item for item in inputs])
-        proof = more.pop("proof", None)
-        if proof is not None:
-            modes = draft["detail"]["modes"]
-            modes[draft["detail"]["mode"]] = {**modes.get(draft["detail"]["mode"], {}), **proof}
+        if "proofs" in more:
+            draft["detail"]["modes"].update(more.pop("proofs"))
         bu.write_receipt(self.request["receipts"]["folder"], draft, time.monotonic() - self.began, **more)
 
     # -- the way back --------------------------------------------------------------------------------
@@ -344,7 +356,11 @@ class Promotion:
             self.back()
         try:
             for draft in self.request["receipts"]["back"]:
-                self.write_receipt(draft, {}, None)
+                more = {"proofs": self.proof("safe")} if draft["step"] == "proven" else {}
+                if draft["step"] == "service" and "start" in self.result["safe"]:
+                    start = self.result["safe"]["start"]
+                    more = {"start": start, "ready_seconds": start["seconds"]}
+                self.write_receipt(draft, more, None)
             self.must(self.request["boot"]["safe"])
         except (OSError, bu.Failed) as error:
             why = "%s (also: %s)" % (why, error)

@@ -1,0 +1,151 @@
+"""Bringing an engine up, run for real with the stand-in: what is waited for, and what a failure is called."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from engine_bench import STANDIN, EngineBench
+
+from tasks.onhost.bring_up import Timeline, last_start
+from tasks.onhost.startup_log import read
+
+NewEngine = Callable[..., EngineBench]
+slow = pytest.mark.slow
+
+
+def test_up_means_a_token_and_a_warm_up_and_is_remembered(engine: EngineBench) -> None:
+    rc, result, progress = engine.bring_up()
+    assert (rc, result["verdict"]) == (0, "pass")
+    assert result["pid"] == engine.pid()
+    assert result["warmup"]["requests"] == 1
+    assert [name for name, _ in result["phases"]][-1] == "warm-up requests"
+    assert result["before"] is None
+    assert "no estimate" in progress
+    (entry,) = json.loads((engine.folder / "test-eager.json").read_text())
+    assert entry["seconds"] == result["seconds"]
+    engine.close()
+    _, second, progress = engine.bring_up()
+    assert second["before"]["seconds"] == entry["seconds"]
+    assert "no estimate" not in progress
+    assert len(json.loads((engine.folder / "test-eager.json").read_text())) == 2
+
+
+@slow
+def test_a_receipt_is_written_when_it_is_up_and_only_then(engine: EngineBench) -> None:
+    folder = engine.folder / "receipts"
+    draft = {
+        "step": "service",
+        "digest": "d",
+        "seconds": 0,
+        "detail": {"mode": "eager"},
+        "tool": "t",
+        "at": "",
+    }
+    receipt = {"folder": str(folder), "draft": draft}
+    engine.faults("dies_at_start")
+    assert engine.bring_up(receipt=receipt)[0] == 1
+    assert not folder.exists()
+    engine.faults()
+    assert engine.bring_up(receipt=receipt)[0] == 0
+    written = json.loads((folder / "service.json").read_text())
+    assert (written["digest"], written["detail"]["mode"]) == ("d", "eager")
+    assert written["at"] and written["detail"]["start"]["spec"] == "spec-1"
+
+
+@slow
+@pytest.mark.parametrize(
+    ("fault", "more", "reason", "words"),
+    [
+        ("dies_at_start", {}, "gave-up", "ends as soon as it starts"),
+        ("healthy_but_dies_at_first_request", {}, "gave-up", "ends as soon"),
+        ("never_ready", {"ready_seconds": 3}, "deadline", "no token within 3 s"),
+        ("never_ready", {"phase_seconds": {"starting": 2}}, "phase", "starting made no progress for 2 s"),
+        ("wrong_model_name", {"ready_seconds": 3}, "deadline", "some-other-model"),
+        ("hanging", {"ready_seconds": 3}, "deadline", "no token within 3 s"),
+    ],
+)
+def test_a_start_that_fails_has_a_reason_a_log_and_is_stopped(
+    new_engine: NewEngine, fault: str, more: dict[str, object], reason: str, words: str
+) -> None:
+    engine = new_engine("test-eager", fault)
+    rc, result, _ = engine.bring_up(**more)
+    assert (rc, result["verdict"], result["reason"]) == (1, "fail", reason)
+    assert words in result["why"]
+    assert any("vLLM API server version" in line for line in result["log"])
+    assert not engine.alive()
+
+
+@slow
+def test_a_failing_warm_up_is_no_start(engine: EngineBench) -> None:
+    warmup = {"concurrency": [1], "prompt_tokens": [4096], "forms": ["chat"], "max_tokens": 2}
+    rc, result, _ = engine.bring_up(warmup=warmup)
+    assert (rc, result["reason"]) == (1, "warm-up")
+    assert not engine.alive()
+
+
+def test_an_answer_of_a_stranger_on_the_port_is_no_answer_and_the_stranger_is_named(
+    engine: EngineBench,
+) -> None:
+    other = subprocess.Popen(
+        [sys.executable, STANDIN, "serve", "x", "--served-model-name", "m", "--port", str(engine.port)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        rc, result, _ = engine.bring_up()
+    finally:
+        other.kill()
+        other.wait()
+    assert (rc, result["reason"]) == (1, "port")
+    assert f"process {other.pid} (" in result["why"]
+
+
+def test_scripts_that_fail_are_told_with_their_own_words(engine: EngineBench) -> None:
+    rc, result, _ = engine.bring_up(before=["echo no such unit >&2; exit 5"])
+    assert (rc, result["reason"], result["why"]) == (1, "script", "no such unit")
+
+
+def test_the_estimate_is_of_the_same_engine_else_of_the_same_service() -> None:
+    history = [{"spec": "a", "seconds": 100}, {"spec": "b", "seconds": 300}]
+    assert last_start(history, "a") == history[0]
+    assert last_start(history, "c") == history[1]
+    assert last_start([], "a") is None
+
+
+def test_a_phase_that_gets_on_is_not_overdue(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("tasks.onhost.bring_up.time.monotonic", lambda: clock[0])
+    timeline = Timeline(None, {"compiling": 60})
+    text = ""
+    for number in range(30):
+        clock[0] += 50
+        text += f"TileLang begins to compile kernel `k{number}`\n"
+        timeline.enter(read(text))
+        assert timeline.overdue() == ""
+    clock[0] += 61
+    assert "compiling made no progress for 61 s" in timeline.overdue()
+    assert timeline.phases() == [["compiling", 1500.0]]
+
+
+def test_programs_on_hosts_need_nothing_but_the_standard_library(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.path[:0] = [sys.argv[1]]; import bring_up, promotion, quickbench, startup_log;"
+        "print([name for name in sys.modules if name.split('.')[0] in ('tasks', 'pydantic', 'jinja2')])"
+    )
+    folder = str(Path(__file__).parents[3] / "tasks" / "onhost")
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code, folder],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={"PATH": os.environ["PATH"]},
+        timeout=30,
+    )
+    assert done.stdout.strip() == "[]", done.stderr
