@@ -14,7 +14,7 @@ from tasks.env import Environment, Tools
 from tasks.mirrors import Mirrors
 from tasks.model.proof import Manifest
 from tasks.model.step import Weights
-from tasks.plan import plan_for
+from tasks.plan import Plan, plan_for
 from tasks.promote import Promote, Rollback
 from tasks.remote import LostHost
 from tasks.service import Service
