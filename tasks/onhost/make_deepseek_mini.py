@@ -362,7 +362,7 @@ class Maker:
         dims = self.dims
         may_say = rehearsal.speakable(rehearsal.vocabulary()[0])
         never = rehearsal.bfloat16(NEVER) + bytes(2 * (dims.hidden - 1))
-        low, high = halves(2.0**-10)
+        low, high = halves(2.0**-11)
 
         def make(_length: int) -> Iterator[bytes]:
             for token, said in enumerate(may_say):
