@@ -41,7 +41,7 @@ def remove_half(model_dir: str) -> str:
 def remove_model(model_dir: str) -> str:
     """The sh that removes a model, whose folders are closed, and what lies beside it."""
     path = quote(model_dir)
-    return f"[ ! -d {path} ] || chmod -R u+w {path}; rm -rf {path} && {{ {remove_half(model_dir)} }}"
+    return f"[ ! -d {path} ] || chmod -R u+w {path}; rm -rf {path} && {{ {remove_half(model_dir)}; }}"
 
 
 class Uninstall:
