@@ -90,8 +90,10 @@ def acceptance_request(plan: Plan, spec: LaunchSpec, pid: int | None) -> dict[st
     """What `onhost/accept.py` is asked about one engine; `pid` is its process where it is known."""
     recipe = plan.recipe
     flags = recipe.flags(spec.mode, plan.route)
-    # a green answer of a leftover on the same port would prove nothing
-    identity = {"root": plan.model_dir, **({"pid": pid} if pid is not None else {})}
+    # a green answer of a leftover on the same port would prove nothing; a container's processes are not of
+    # the supervisor's making, so there `ready.py` asks Docker whose they are
+    known = pid is not None and plan.route != "docker"
+    identity = {"root": plan.model_dir, **({"pid": pid} if known else {})}
     return {
         "base_url": spec.base_url,
         "model": spec.model_name,

@@ -16,7 +16,7 @@ from tasks.plan import Plan, Stop
 from tasks.proven import boot_mode, proven_mode
 from tasks.receipts import Receipt
 from tasks.remote import quote, write_file
-from tasks.startup import PROBE_SECONDS, bring_up, done_of, log_script
+from tasks.startup import PROBE_SECONDS, bring_up, done_of, log_script, probe_request
 from tasks.steps import Done, StepFailed, python_of
 
 READY = (ONHOST / "ready.py").read_text("utf-8")
@@ -218,13 +218,7 @@ def port_is_ours(plan: Plan, spec: LaunchSpec) -> None:
 
 def ready_script(plan: Plan, spec: LaunchSpec) -> tuple[str, str]:
     """The sh that asks for a token, and what it is given on stdin."""
-    request = {
-        "base_url": spec.base_url,
-        "model": spec.model_name,
-        "key_file": spec.key_file,
-        "timeout": PROBE_SECONDS,
-        "pid": plan.services[spec.name].pid,
-    }
+    request = {**probe_request(plan, spec), "pid": plan.services[spec.name].pid}
     # sent along, so that a host of an earlier version can be asked too
     return f"{quote(python_of(plan))} -c {quote(READY)}", json.dumps(request)
 

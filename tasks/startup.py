@@ -40,12 +40,7 @@ def service_request(plan: Plan, spec: LaunchSpec) -> dict[str, Any]:
         "log": log_script(plan, spec),
         "start": plan.supervisor.start(spec.name),
         "stop": plan.supervisor.stop(spec.name),
-        "probe": {
-            "base_url": spec.base_url,
-            "model": spec.model_name,
-            "key_file": spec.key_file,
-            "timeout": PROBE_SECONDS,
-        },
+        "probe": probe_request(plan, spec),
         "ready_seconds": spec.ready_seconds,
         "phase_seconds": {
             phase.name: min(serve.phase_seconds.get(phase.name, phase.seconds), spec.ready_seconds)
@@ -56,6 +51,17 @@ def service_request(plan: Plan, spec: LaunchSpec) -> dict[str, Any]:
         "crashes": 3 if spec.restart else 1,
         "history": history_path(plan, spec.mode),
         "spec": spec.digest,
+    }
+
+
+def probe_request(plan: Plan, spec: LaunchSpec) -> dict[str, Any]:
+    """What `onhost/ready.py` is asked, but for the engine's process."""
+    return {
+        "base_url": spec.base_url,
+        "model": spec.model_name,
+        "key_file": spec.key_file,
+        "timeout": PROBE_SECONDS,
+        "container": spec.name if plan.route == "docker" else None,
     }
 
 

@@ -281,7 +281,9 @@ def _await_token(service: Service, timeline: Timeline, say: Any, check: Any) -> 
         waits = state["state"] in ("auto-restart", "BACKOFF")
         crashed = crashed or waits or state["state"] in service_state.GAVE_UP
         if crashed and not state["running"]:
-            held = ready.strangers(_port(request), state["pid"] or os.getpid())
+            held = ready.strangers(
+                _port(request), state["pid"] or os.getpid(), request["probe"].get("container")
+            )
             if held and re.search("[Aa]ddress already in use|attempting to bind", text):
                 raise Failed("port", "port %d is taken by %s" % (_port(request), " and ".join(held)))
         if state["state"] in service_state.GAVE_UP:

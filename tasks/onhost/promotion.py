@@ -143,7 +143,8 @@ class Promotion:
         request = {**self.request["accept"], **more}
         request.update(base_url=probe["base_url"], api_key_file=probe["key_file"])
         expect = dict(request.get("expect") or {})
-        expect["identity"] = {**(expect.get("identity") or {}), "pid": state["pid"]}
+        if not probe.get("container"):  # a container's processes are not of the supervisor's making
+            expect["identity"] = {**(expect.get("identity") or {}), "pid": state["pid"]}
         request["expect"] = expect
         document = self.program([self.request["python"], HERE + "/accept.py", "--stdin"], request)
         if not isinstance(document, dict) or "verdict" not in document:

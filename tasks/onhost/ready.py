@@ -1,8 +1,9 @@
 """One look at whether an engine is up: ready means that a token came out, not that /health says 200.
 
-    ready.py < request.json      {"base_url", "model", "key_file", "timeout", "pid"}
+    ready.py < request.json      {"base_url", "model", "key_file", "timeout", "pid", "container"}
 
-`pid` is the engine's, as its supervisor names it: an answer from another process on the port is no answer.
+`pid` is the engine's, as its supervisor names it, `container` the name of the container that it runs in, if
+it does: an answer from another process on the port is no answer.
 Prints one JSON document: {"ready": bool, "stage": str, "why": str, "seconds": float}; stage is `closed`
 (nothing listens), `stranger` (another process has the port), `key` (the key is refused), `model` (another
 model), `error` or `token`. Exit code 0 whether ready or not; the caller decides. Standard library,
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import time
 import urllib.error
@@ -45,7 +47,7 @@ def _look(request: dict[str, Any]) -> dict[str, Any]:
     base, model, timeout = request["base_url"], request["model"], float(request.get("timeout", 60))
     port = urlsplit(base).port or 80
     if request.get("pid"):
-        others = strangers(port, int(request["pid"]))
+        others = strangers(port, int(request["pid"]), request.get("container"))
         if others:
             return _no("stranger", "port %d is taken by %s" % (port, " and ".join(others)))
     key = None
@@ -90,10 +92,13 @@ def _no(stage: str, why: str) -> dict[str, Any]:
 # --- whose port ---
 
 
-def strangers(port: int, pid: int) -> list[str]:
+def strangers(port: int, pid: int, container: str | None = None) -> list[str]:
     """Processes that listen on the port and are not `pid` or of its making; [] where that cannot be seen."""
     owners = listeners(port)
     if any(is_within(owner, pid) for owner in owners):
+        return []
+    inside = container_pid(container) if container and owners else None
+    if inside and any(is_within(owner, inside) for owner in owners):
         return []
     return ["process %d (%s)" % (owner, command_of(owner)) for owner in owners]
 
@@ -142,6 +147,16 @@ def is_within(pid: int, root: int) -> bool:
         except (OSError, ValueError, IndexError):
             return False
     return False
+
+
+def container_pid(name: str) -> int | None:
+    """The first process of a Docker container, by the host's numbers."""
+    argv = ["docker", "inspect", "--format", "{{.State.Pid}}", name]
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=20, stdin=subprocess.DEVNULL)
+        return int(done.stdout) or None
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None
 
 
 def command_of(pid: int) -> str:
