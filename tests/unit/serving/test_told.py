@@ -1,4 +1,4 @@
-"""What people are told: columns of a promotion, causes of a failed start, status; both supervisors' states."""
+"""What people are told: columns of a promotion, causes of a failed start, status; both supervisors."""
 
 from __future__ import annotations
 
