@@ -90,7 +90,6 @@ def docker_spec(spec: LaunchSpec, container: Container, program: str) -> LaunchS
     return replace(
         spec,
         argv=("/bin/sh", program, spec.name, str(stop), *run_words(spec, container)),
-        env=tuple((name, value) for name, value in spec.env if name in (*_OF_THE_HOST, "HOME", "TMPDIR")),
         user=None,
     )
 
