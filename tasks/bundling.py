@@ -7,7 +7,8 @@
     images/          the engine's image (`docker save`)
     manifest.json    every file with its size, SHA-256 and part; written last
 
-Making it again goes on where it was: what is there and right is not fetched again.
+Making it again goes on where it was: what is there and right is not fetched again. Beside it FOLDER.work
+keeps the clones that the archives were made from; it can go when the bundle is whole.
 """
 
 from __future__ import annotations
@@ -263,7 +264,7 @@ class Bundler:
 
     def source(self, pins: SourceRoute) -> None:
         """The source and its dependencies, each as a tar of a clone."""
-        work = self.out / ".work"
+        work = self.out.with_name(self.out.name + ".work")
         answer = self._onhost(
             "fetch_source.py",
             {
