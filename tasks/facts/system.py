@@ -45,7 +45,6 @@ class SystemFacts:
     autodl: bool | None = None
     epoch: int | None = None
     clock_skew_s: float | None = None
-    ntp_synchronized: bool | None = None
     uptime_s: int | None = None
     boot_id: str | None = None
     nofile_soft: int | None = None
@@ -170,7 +169,6 @@ def parse_system(sections: Mapping[str, Section], received_at: float | None = No
         autodl=yes(pairs.get("autodl")),
         epoch=epoch,
         clock_skew_s=None if received_at is None or epoch is None else epoch - received_at,
-        ntp_synchronized=yes(pairs.get("ntp_synchronized")),
         uptime_s=int_of(pairs.get("uptime")),
         boot_id=text("boot_id"),
         nofile_soft=limit("nofile_soft"),

@@ -24,13 +24,13 @@ rw_init() {
   rw_c=
   [ -e /.dockerenv ] && rw_c=docker
   [ -e /run/.containerenv ] && rw_c=podman
+  [ "$rw_c" ] || rw_c=$(cat /run/host/container-manager /run/systemd/container 2>/dev/null | head -n 1)
   [ "$rw_c" ] || rw_c=$(tr '\000' '\n' </proc/1/environ 2>/dev/null | sed -n 's/^container=//p')
   [ "$rw_c" ] || rw_c=$(grep -oE 'docker|kubepods|lxc|containerd|libpod' /proc/1/cgroup 2>/dev/null | head -n 1)
   kv container "$rw_c"
   if [ -d /run/systemd/system ]; then
     kv systemd yes
     kv systemd_state "$(t 4 systemctl is-system-running 2>/dev/null)"
-    kv ntp_synchronized "$(t 4 timedatectl show -p NTPSynchronized --value 2>/dev/null)"
   else
     kv systemd no
   fi

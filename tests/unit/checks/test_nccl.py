@@ -11,6 +11,7 @@ from composed_hosts import gpu_host
 
 from tasks.checks.links import NcclAdvice, nccl_advice, nccl_env_flags
 from tasks.deep import nccl_of, proof_key, run_deep
+from tasks.deep_step import Deep
 from tasks.facts import HostFacts
 from tasks.needs import needs_of
 from tasks.plan import Plan
@@ -19,6 +20,7 @@ from tasks.recipe import load_recipe
 from tasks.remote import Result
 from tasks.settings import settings_from
 from tasks.state import HostState
+from tasks.steps import StepFailed
 from tasks.supervisors import ServiceState
 
 OFF = NcclAdvice(
@@ -73,6 +75,55 @@ def test_what_cannot_be_read_now_stays_as_it_was() -> None:
         assert nccl_of(plan_on(unreadable, service=damaged)).p2p is True
     dead = replace(unreadable, gpu=replace(unreadable.gpu, gpus=()))
     assert nccl_of(plan_on(dead, deep={"of": "x", "nccl": asdict(OFF)})) == OFF
+
+
+def document(**verdict: Any) -> dict[str, Any]:
+    """What the deep probe says about four GPUs that copy well."""
+    run = {"ranks": 4, "p2p": False, "status": "ok", "bus_gb_s": 40.0, "latency_us": 30.0, "seconds": 3.0}
+    rows = [{"gpu": gpu, "to_device_gb_s": 50.0, "to_host_gb_s": 50.0, "whole": True} for gpu in range(4)]
+    return {
+        "torch": {"python": "/x", "torch": "2.11.0", "gpus": 4},
+        "copies": {"status": "ok", "host_device": rows, "peers": []},
+        "all_reduce": [run],
+        "stuck": [],
+        "verdict": {
+            "p2p": False,
+            "works": True,
+            "env": OFF.env,
+            "flags": OFF.flags,
+            "why": "with P2P it hangs",
+            **verdict,
+        },
+    }
+
+
+def test_the_step_keeps_what_was_proven_and_stops_where_nothing_works(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan = plan_on(gpu_host("rtx-pro-6000-x4"))
+    monkeypatch.setattr(plan, "say", lambda text: None)
+    monkeypatch.setattr("tasks.deep_step.run_deep", lambda plan: (document(), ""))
+    step = Deep(plan)
+    assert step.unchanged() is None
+    done = step.act()
+    plan.state = HostState(receipts={"deep": Receipt("deep", step.digest(), 1, done.detail)})
+    assert nccl_of(plan) == OFF and "NCCL_P2P_DISABLE" in dict(plan.spec().env)
+    assert "with P2P it hangs" in (step.unchanged() or "")
+    assert any(finding.id == "deep.all_reduce" for finding in plan.findings)
+    dead = document(works=False, p2p=None, why="with P2P it hangs, and without it too")
+    monkeypatch.setattr("tasks.deep_step.run_deep", lambda plan: (dead, ""))
+    with pytest.raises(StepFailed, match=r"without it too"):
+        step.act()
+    monkeypatch.setattr("tasks.deep_step.run_deep", lambda plan: (None, "no Python"))
+    with pytest.raises(StepFailed, match="no Python"):
+        step.act()
+
+
+def test_a_new_engine_or_driver_is_proven_anew() -> None:
+    plan = plan_on(gpu_host("rtx-pro-6000-x4"))
+    kept = Receipt("deep", Deep(plan).digest(), 1, {"nccl": asdict(OFF)})
+    plan.state = HostState(receipts={"deep": kept, "engine": Receipt("engine", "new", 1)})
+    assert Deep(plan).unchanged() is None
 
 
 def test_p2p_that_works_adds_nothing() -> None:

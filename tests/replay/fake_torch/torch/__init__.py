@@ -1,9 +1,10 @@
 """A stand-in for torch on hosts without GPUs: enough of it for deep_probe.py, with faults to switch on.
 
-`FAKE_TORCH_FAULTS` is a comma-separated list of: `import` (fails), `no-gpu`, `hang-copy`, `damage-copy`,
-and for all_reduce `hang`, `die`, `wrong`, each of which may end in `-p2p` (only with P2P on) and in a number
-of ranks (`hang-p2p-2`). `FAKE_TORCH_GPUS` is the number of GPUs. `FAKE_TORCH_LOG` names a file where each
-rank notes its environment, `FAKE_TORCH_SHM` one that a rank makes and leaves, as NCCL may when it is killed.
+`FAKE_TORCH_FAULTS` (or a file `faults` beside this one) is a comma-separated list of: `import` (fails),
+`no-gpu`, `hang-copy`, `damage-copy`, and for all_reduce `hang`, `die`, `wrong`, each of which may end in
+`-p2p` (only with P2P on) and in a number of ranks (`hang-p2p-2`). `FAKE_TORCH_GPUS` is the number of GPUs.
+`FAKE_TORCH_LOG` names a file where each rank notes its environment, `FAKE_TORCH_SHM` one that a rank makes
+and leaves, as NCCL may when it is killed.
 """
 
 import json
@@ -12,7 +13,9 @@ import sys
 import time
 from pathlib import Path
 
-FAULTS = [word for word in os.environ.get("FAKE_TORCH_FAULTS", "").split(",") if word]
+_BESIDE = Path(__file__).with_name("faults")
+_WORDS = os.environ.get("FAKE_TORCH_FAULTS") or (_BESIDE.read_text() if _BESIDE.exists() else "")
+FAULTS = [word for word in _WORDS.strip().split(",") if word]
 if "import" in FAULTS:
     raise ImportError("libcudart.so.13: cannot open shared object file")
 
