@@ -184,8 +184,10 @@ class Wanted(NamedTuple):
         return self.sha256 or self.git_sha1 or f"size {self.size}"
 
 
-def digests(entry: vw.Entry, add: Any = None) -> tuple[str, str]:
-    """SHA-256 and Git blob id of a file, in one reading."""
+def digests(entry: vw.Entry, wanted: Wanted, add: Any = None) -> tuple[str, str]:
+    """SHA-256 of a file and, where only that can prove it, its Git blob id, in one reading."""
+    if wanted.sha256 is not None:
+        return vw.hash_file(entry, add), ""
     git = hashlib.sha1(b"blob %d\0" % entry.size)  # what Git calls a file by; no protection is asked of it
     return vw.hash_file(entry, add, git), git.hexdigest()
 
@@ -542,7 +544,7 @@ class Fetch:
             if self.stop.is_set():
                 return entry, None, ""
             try:
-                return entry, *digests(entry, self.progress.add)
+                return entry, *digests(entry, wanted, self.progress.add)
             except OSError:
                 return entry, None, ""
 
@@ -735,7 +737,7 @@ class Fetch:
         part = self.part_path(self.wanted[path])
         flush(part)
         entry = entry_of(path, part)
-        return entry, *digests(entry)
+        return entry, *digests(entry, self.wanted[path])
 
     def failed(self, path: str, serving: Serving, error: BaseException, moved: bool) -> bool:
         """A fetch ended with an error; True if the file is to be tried again, here or elsewhere."""
@@ -919,7 +921,7 @@ def hashed(fetch: Fetch, serving: Serving, remote: ws.Remote) -> str | None:
         except (ws.NotThere, ws.Refused, ws.BadBody) as e:
             serving.cannot[remote.path] = str(e)
             return None
-        sha256, git = digests(entry_of(remote.path, part.path))
+        sha256, git = digests(entry_of(remote.path, part.path), wanted)
         os.unlink(part.path)
         if wanted.accepts(remote.size or 0, sha256, git):
             return sha256

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,8 @@ from weight_rigs import ROOT, Checkpoint, Rig, forget, rehearsal, tiny, wait_for
 
 from tests.weights.servers import TOKEN, Fault, Hub, running
 
-UNLIMITED = 1 << 30
+# bytes of the second shard: more than the 1 MiB that huggingface_hub writes at a time
+HELD_AFTER = 2_500_000
 
 
 @pytest.fixture(scope="module")
@@ -58,24 +59,34 @@ def rig(ready: Machine, tmp_path: Path, models: dict[str, Checkpoint]) -> Iterat
 
 
 @pytest.fixture
-def slow(ready: Machine, tmp_path: Path, models: dict[str, Checkpoint]) -> Iterator[tuple[Rig, Hub]]:
-    """A site for the larger model, one file after the other from a slow hub: eight seconds in all."""
+def held(ready: Machine, tmp_path: Path, models: dict[str, Checkpoint]) -> Iterator[tuple[Rig, Hub]]:
+    """A site for the larger model, one file after the other, from a hub that holds back the second shard."""
     forget(ready)
     with running(models["tiny"].files, "huggingface") as hub:
-        hub.rate = 1_500_000
         rig = Rig(ready, tmp_path, models["tiny"], hub_endpoint=hub.url, download_workers=1)
+        hub.hold[rig.model.shard(2)] = HELD_AFTER
         yield rig, hub
-        hub.rate = UNLIMITED
+        hub.hold.clear()
         forget(ready)
 
 
 def midway(rig: Rig, hub: Hub) -> subprocess.Popen[str]:
     """A run that has the first shard and is in the middle of the second."""
     run = rig.site.start("weights", "-y")
-    first, second = rig.model.shard(1), rig.model.shard(2)
-    wait_for(lambda: hub.sent[second] > 1_200_000)
-    assert first in rig.on_host()
+    wait_for(lambda: hub.sent[rig.model.shard(2)] > HELD_AFTER, 120)
+    wait_for(lambda: rig.model.shard(1) in rig.on_host())
     return run
+
+
+def reads(run: subprocess.Popen[str], words: str) -> str:
+    """What a run prints until it prints these words."""
+    assert run.stdout is not None
+    text = ""
+    for line in run.stdout:
+        text += line
+        if words in line:
+            return text
+    raise AssertionError(f"it never said {words!r}:\n{text}")
 
 
 def ends(run: subprocess.Popen[str], rc: int) -> str:
@@ -303,13 +314,15 @@ def test_a_shard_that_the_first_hub_lacks_comes_from_the_next(rig: Rig) -> None:
 # ---- interruptions
 
 
-def test_a_killed_controller_loses_nothing_and_the_next_run_attaches(slow: tuple[Rig, Hub]) -> None:
-    rig, hub = slow
+def test_a_killed_controller_loses_nothing_and_the_next_run_attaches(held: tuple[Rig, Hub]) -> None:
+    rig, hub = held
     run = midway(rig, hub)
     run.kill()
     run.communicate()
-    output = rig.weights()
-    assert "attached" in output
+    again = rig.site.start("weights", "-y")
+    reads(again, "attached")
+    hub.hold.clear()
+    ends(again, 0)
     assert rig.is_whole()
     assert sum(hub.sent.values()) == rig.model.bytes
 
@@ -321,34 +334,34 @@ KILLS = {
 
 
 @pytest.mark.parametrize("what", KILLS)
-def test_a_killed_job_goes_on_where_it_was(what: str, slow: tuple[Rig, Hub]) -> None:
-    rig, hub = slow
+def test_a_killed_job_goes_on_where_it_was(what: str, held: tuple[Rig, Hub]) -> None:
+    rig, hub = held
     run = midway(rig, hub)
     had = rig.on_host()
     rig.host.run(KILLS[what])
     output = ends(run, 1)
     assert "weights failed" in output
-    hub.rate = UNLIMITED
+    hub.hold.clear()
     rig.weights()
     nothing_verified_twice(rig, hub, had)
 
 
-def test_a_reboot_midway_loses_nothing_that_was_verified(slow: tuple[Rig, Hub]) -> None:
-    rig, hub = slow
+def test_a_reboot_midway_loses_nothing_that_was_verified(held: tuple[Rig, Hub]) -> None:
+    rig, hub = held
     run = midway(rig, hub)
     had = rig.on_host()
     rig.host.reboot()
     output = ends(run, 1)
     assert "connection lost" in output or "does not answer" in output or "run again" in output
-    hub.rate = UNLIMITED
+    hub.hold.clear()
     rig.weights()
     nothing_verified_twice(rig, hub, had)
 
 
-def test_a_connection_that_drops_at_any_byte_costs_only_what_was_on_it(slow: tuple[Rig, Hub]) -> None:
-    rig, hub = slow
+def test_a_connection_that_drops_at_any_byte_costs_only_what_was_on_it(held: tuple[Rig, Hub]) -> None:
+    rig, hub = held
     half = rig.model.shard(2)
-    hub.rate = UNLIMITED
+    hub.hold.clear()
     hub.faults[half] = [Fault("drop", at=2_345_678)]
     rig.weights()
     assert rig.is_whole()
@@ -364,9 +377,9 @@ FILL = {
 
 @pytest.mark.parametrize("what", FILL)
 def test_a_disk_that_fills_up_midway_is_named_and_the_next_run_goes_on(
-    what: str, slow: tuple[Rig, Hub]
+    what: str, held: tuple[Rig, Hub]
 ) -> None:
-    rig, hub = slow
+    rig, hub = held
     # as large as the room that the fetcher keeps free, and some more; memory is taken as it is filled
     rig.host.tmpfs(f"{ROOT}/models", "1200m", 150)
     try:
@@ -377,7 +390,7 @@ def test_a_disk_that_fills_up_midway_is_named_and_the_next_run_goes_on(
         assert "space (or inodes)" in output
         assert "No space left" in output
         rig.host.run(f"rm -rf {ROOT}/models/filler")
-        hub.rate = UNLIMITED
+        hub.hold.clear()
         rig.weights()
         nothing_verified_twice(rig, hub, had)
     finally:
@@ -385,34 +398,35 @@ def test_a_disk_that_fills_up_midway_is_named_and_the_next_run_goes_on(
         rig.host.inside("umount", "--lazy", f"{ROOT}/models")
 
 
-def test_two_runs_at_once_are_one_download(slow: tuple[Rig, Hub]) -> None:
-    rig, hub = slow
-    first = rig.site.start("weights", "-y")
-    wait_for(lambda: bool(hub.requests))
-    output = rig.weights()
-    assert "attached" in output
+def test_two_runs_at_once_are_one_download(held: tuple[Rig, Hub]) -> None:
+    rig, hub = held
+    first = midway(rig, hub)
+    second = rig.site.start("weights", "-y")
+    reads(second, "attached")
+    hub.hold.clear()
     ends(first, 0)
+    ends(second, 0)
     assert rig.is_whole()
     assert sum(hub.sent.values()) == rig.model.bytes
 
 
 def test_another_model_for_the_same_host_is_refused_meanwhile(
-    slow: tuple[Rig, Hub], models: dict[str, Checkpoint]
+    held: tuple[Rig, Hub], models: dict[str, Checkpoint]
 ) -> None:
-    rig, hub = slow
+    rig, hub = held
     run = midway(rig, hub)
     write_recipe(rig.site, models["rehearsal"])
     output = rig.weights(rc=1)
     assert "another weights job is running for other inputs" in output
-    hub.rate = UNLIMITED
+    hub.hold.clear()
     ends(run, 0)
 
 
 # ---- before and after
 
 
-def test_preflight_counts_only_what_is_still_missing(slow: tuple[Rig, Hub]) -> None:
-    rig, _ = slow
+def test_preflight_counts_only_what_is_still_missing(held: tuple[Rig, Hub]) -> None:
+    rig, _ = held
     three = {rig.model.shard(number) for number in (1, 2, 3)}
     rig.host.tmpfs(f"{ROOT}/models", "14m", 200)
     try:
@@ -453,9 +467,9 @@ def test_other_users_can_read_the_model_and_change_nothing(rig: Rig) -> None:
     assert rig.is_whole()
 
 
-def test_uninstall_takes_a_half_download_and_its_wrong_files_along(slow: tuple[Rig, Hub]) -> None:
-    rig, hub = slow
-    hub.faults[rig.model.shard(1)] = [Fault("wrong")]
+def test_uninstall_takes_a_half_download_and_its_wrong_files_along(held: tuple[Rig, Hub]) -> None:
+    rig, hub = held
+    hub.faults["config.json"] = [Fault("wrong")]
     run = midway(rig, hub)
     run.kill()
     run.communicate()
@@ -479,19 +493,30 @@ def test_uninstall_takes_a_half_download_and_its_wrong_files_along(slow: tuple[R
 # ---- from host to host
 
 
+@pytest.fixture(scope="module")
+def second(hosts_can_run: None) -> Iterator[Machine]:
+    """Another host, that needs no tools: its only source is a peer."""
+    host = Machine("systemd", "gpu2")
+    try:
+        yield host.start()
+    finally:
+        host.stop()
+
+
 @pytest.fixture
 def pair(
-    ready: Machine, new_host: Callable[..., Machine], tmp_path: Path, models: dict[str, Checkpoint]
+    ready: Machine, second: Machine, tmp_path: Path, models: dict[str, Checkpoint]
 ) -> Iterator[tuple[Rig, Machine, Hub]]:
     """A host of either kind that a hub serves, and a second one with it as its peer."""
     forget(ready)
-    second = new_host("systemd", "gpu2")
+    forget(second)
     with running(models["tiny"].files, "huggingface") as hub:
         rig = Rig(ready, tmp_path, models["tiny"], hub_endpoint=hub.url)
         two = {**second.inventory_data(), "sources": ["peer"], "peer": "gpu1", "port": free_port()}
         rig.site.hosts([("gpu1", ready.inventory_data()), ("gpu2", two)])
         yield rig, second, hub
     forget(ready)
+    forget(second)
 
 
 def second_rig(rig: Rig, host: Machine) -> Rig:
@@ -528,9 +553,11 @@ def test_in_one_run_the_second_waits_for_the_first_and_the_hub_serves_once(
     pair: tuple[Rig, Machine, Hub],
 ) -> None:
     rig, second, hub = pair
-    hub.rate = 1_000_000
-    output = rig.weights()
-    assert "waiting for gpu1" in output
+    hub.hold[rig.model.shard(2)] = HELD_AFTER
+    run = rig.site.start("weights", "-y")
+    reads(run, "waiting for gpu1")
+    hub.hold.clear()
+    ends(run, 0)
     assert rig.is_whole() and second_rig(rig, second).is_whole()
     assert sum(hub.sent.values()) == rig.model.bytes
     assert nothing_serves(rig.host)
@@ -542,7 +569,7 @@ def test_a_copy_from_a_peer_goes_on_in_the_middle(pair: tuple[Rig, Machine, Hub]
     shard, parts = rig.model.shard(2), f"{ROOT}/models/.rackwright-download/tiny/parts"
     half = rig.site.folder / "half"
     half.write_bytes(rig.model.files[shard][:2_000_000])
-    second.run(f"mkdir -p {parts}")
+    second.run(f"mkdir -p {parts}; touch {ROOT}/.rackwright")
     second.put(half, f"{parts}/{shard}.incomplete")
     second.write(f"{parts}/{shard}.incomplete.of", rig.model.digests[shard])
     rig.weights("--limit", "gpu2")

@@ -23,6 +23,7 @@ from typing import Any
 COMMIT = "11c5a3d5811f50298f278a704980280950aedb10"
 REPO = "acme/tiny"
 TOKEN = "hf_" + "test0token" * 3
+TRICKLE = 4096  # bytes every half a second: a connection that is held does not time out
 LFS_FROM = 400  # bytes; larger files are LFS files, as shards are
 
 
@@ -57,6 +58,9 @@ class Hub:
         self.sent: dict[str, int] = defaultdict(int)
         self.requests: list[tuple[str, str]] = []  # (path of a file, Range)
         self.rate: int | None = None  # bytes a second and connection
+        self.total_rate: int | None = None  # bytes a second of all connections together
+        self.free_at = 0.0
+        self.hold: dict[str, int] = {}  # path -> bytes after which only a trickle goes out, while it is here
         self.seen_tokens: dict[str, set[str]] = defaultdict(set)  # host -> Authorization headers
         self.lock = threading.Lock()
         self.on_request: Callable[[], object] = lambda: None
@@ -70,6 +74,16 @@ class Hub:
                 return None
             faults[0].times -= 1
             return faults[0] if faults[0].times else faults.pop(0)
+
+    def turn(self, size: int) -> float:
+        """Seconds until these bytes may go out, where all connections share one rate."""
+        if not self.total_rate:
+            return 0.0
+        with self.lock:
+            now = time.monotonic()
+            begin = max(self.free_at, now)
+            self.free_at = begin + size / self.total_rate
+        return begin - now
 
     def total(self) -> int:
         """Bytes of all its files."""
@@ -254,6 +268,13 @@ class Handler(BaseHTTPRequestHandler):
         step = 64 * 1024
         for at in range(0, len(body), step):
             block = body[at : at + step]
+            time.sleep(self.hub.turn(len(block)))
+            while name in self.hub.hold and at >= self.hub.hold[name] and block:
+                self.wfile.write(block[:TRICKLE])
+                with self.hub.lock:
+                    self.hub.sent[name] += len(block[:TRICKLE])
+                block = block[TRICKLE:]
+                time.sleep(0.5)
             self.wfile.write(block)
             with self.hub.lock:
                 self.hub.sent[name] += len(block)
