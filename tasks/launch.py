@@ -11,6 +11,8 @@ from tasks.settings import Layout, Settings
 CUDA_HOME = "/usr/local/cuda"
 # vLLM's own default of gpu-memory-utilization was 0.9 up to 0.2x and is 0.92 since.
 USUAL_SHARE = 0.9
+# Kernels that the engine compiles, below the root.
+JIT = "cache/jit"
 GPU_WAIT_SECONDS = 90
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -75,8 +77,19 @@ class LaunchSpec:
         return ("/bin/sh", self.wrapper, *self.argv)
 
 
-def engine_env(layout: Layout, extra: dict[str, str]) -> tuple[tuple[str, str], ...]:
-    """Environment of the engine and of builds: own HOME and caches, CUDA's tools on PATH.
+def engine_caches(layout: Layout, key: str) -> dict[str, str]:
+    """Cache variables of the engine: kept between starts, apart for each `key` (engine, driver, GPU).
+
+    The flags are part of the key that each compiler makes itself. Its own folder and temporary folder, so
+    that what root keeps beside them (wheels, conda packages) is not the service user's to write.
+    """
+    shared, own = f"{layout.root}/cache/", f"{layout.root}/{JIT}/{key}/"
+    paths = {name: own + path.removeprefix(shared) for name, path in layout.caches().items()}
+    return {**paths, "TMPDIR": f"{layout.tmp}/engine"}
+
+
+def engine_env(layout: Layout, extra: dict[str, str], key: str) -> tuple[tuple[str, str], ...]:
+    """Environment of the engine: own HOME and caches, CUDA's tools on PATH.
 
     Kernels are compiled while serving, so nvcc, ninja and a compiler must be found then too
     (flashinfer issue 1781, vllm issue 49497).
@@ -90,7 +103,7 @@ def engine_env(layout: Layout, extra: dict[str, str]) -> tuple[tuple[str, str], 
         "TRANSFORMERS_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
-        **layout.caches(),
+        **engine_caches(layout, key),
         **extra,
     }
     return tuple(sorted(env.items()))
@@ -105,9 +118,11 @@ def launch_spec(
     user: str | None,
     trial_port: int | None = None,
     nccl: tuple[dict[str, str], dict[str, bool]] = ({}, {}),
+    cache_key: str = "any",
 ) -> LaunchSpec:
     """The engine of `recipe` in one mode on one host, for routes that install into `<root>/env`.
 
+    `cache_key` names the folder of compiled kernels: they fit one engine, driver and GPU.
     `nccl` is the environment and the flags that this host's links need beside the recipe's.
     With `trial_port` it is the same engine on trial: on a loopback port that no client knows, under a name
     of its own, and without restarts.
@@ -131,12 +146,11 @@ def launch_spec(
         str(port),
         *flag_argv(flags),
     ]
-    caches = f"{layout.root}/cache"
     return LaunchSpec(
         name=name,
         mode=mode,
         argv=tuple(argv),
-        env=engine_env(layout, {**recipe.env(mode, route), **nccl[0]}),
+        env=engine_env(layout, {**recipe.env(mode, route), **nccl[0]}, cache_key),
         unset=tuple(recipe.serve.unset),
         cwd=layout.run,
         bind=bind,
@@ -151,7 +165,7 @@ def launch_spec(
         or recipe.serve.ready_seconds,
         stop_seconds=recipe.serve.stop_seconds,
         # not the logs: supervisord writes them itself, and must not follow a link of the engine's making
-        writable=(caches, layout.tmp),
+        writable=(f"{layout.root}/{JIT}/{cache_key}", f"{layout.root}/cache/home", f"{layout.tmp}/engine"),
         readable=(layout.env, model_dir),
         restart=not on_trial,
         gpu_free=float(str(flags.get("gpu-memory-utilization", USUAL_SHARE)))

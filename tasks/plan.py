@@ -18,6 +18,7 @@ from tasks.checks.links import nccl_env_flags
 from tasks.checks.table import render_host, verdict, verdict_line
 from tasks.choices import choices_of
 from tasks.deep import deep_look, nccl_of
+from tasks.digest import digest_of
 from tasks.endpoints import endpoints_of
 from tasks.engines.docker_launch import container_of, docker_spec
 from tasks.facts import Endpoint, HostFacts, ProbeRequest, build_probe, parse_probe
@@ -133,9 +134,21 @@ class Plan:
             user=self.user,
             trial_port=trial_port,
             nccl=nccl_env_flags(nccl_of(self)),
+            cache_key=self._cache_key,
         )
         container = container_of(self.recipe.route(self.route), self.receipt("engine"))
         return docker_spec(spec, container, f"{self.lib}/docker-engine.sh") if container else spec
+
+    @property
+    def _cache_key(self) -> str:
+        """Of what compiled kernels fit: engine, driver and GPUs; the last one where the driver is silent."""
+        engine, service = self.receipt("engine"), self.receipt("service")
+        gpu = self.facts.gpu
+        if self.recipe.hardware.count and gpu.driver is None and service and service.detail.get("cache_key"):
+            return str(service.detail["cache_key"])
+        names = sorted({f"{one.name} {one.compute_capability}" for one in gpu.gpus})
+        pins = [engine.detail.get(key) for key in ("package", "version", "commit", "ref")] if engine else []
+        return digest_of([self.engine_label, pins, gpu.driver, names])[:12]
 
     @property
     def service(self) -> ServiceState:

@@ -10,7 +10,7 @@ from typing import Any
 from tasks.deep import nccl_of
 from tasks.digest import digest_of
 from tasks.jobs import log_lines
-from tasks.launch import LaunchSpec
+from tasks.launch import JIT, LaunchSpec
 from tasks.paths import ONHOST
 from tasks.plan import Plan, Stop
 from tasks.proven import boot_mode, proven_mode
@@ -22,6 +22,7 @@ from tasks.steps import Done, StepFailed, python_of
 READY = (ONHOST / "ready.py").read_text("utf-8")
 WRAPPER = (ONHOST / "start-engine.sh").read_text("utf-8")
 PROMOTE_JOB = "promote"
+KEPT_CACHES = 3
 
 
 class Service:
@@ -105,11 +106,17 @@ class Service:
                 "user": spec.user or plan.facts.system.user,
                 "endpoint": f"{spec.base_url}/v1",
                 "argv": list(spec.argv),
+                "cache_key": cache_key(spec),
                 "name": spec.name,
                 "nccl": asdict(nccl_of(plan)),
             },
             paths=tuple(dict.fromkeys((*(old.paths if old else ()), *outside))),
         )
+
+
+def cache_key(spec: LaunchSpec) -> str:
+    """The name of the folder of compiled kernels that a spec uses."""
+    return next(path for path in spec.writable if f"/{JIT}/" in path).rsplit("/", 1)[1]
 
 
 def files_of(plan: Plan, spec: LaunchSpec) -> dict[str, str]:
@@ -173,8 +180,13 @@ def prepare(plan: Plan, *specs: LaunchSpec) -> None:
     ]
     for spec in specs:
         folders = [value for name, value in spec.env if name in layout.caches() or name == "HOME"]
+        folders += spec.writable
         lines += [f"mkdir -p {quote(folder)}" for folder in folders]
     spec = specs[0]
+    jit, kept = quote(f"{layout.root}/{JIT}"), KEPT_CACHES + 1
+    # kernels of engines and drivers of the past: the newest are kept, for the way back
+    lines.append(f"cd {jit} && touch {quote(cache_key(spec))}")
+    lines.append(f'ls -1t | tail -n +{kept} | while read -r old; do rm -rf "./$old"; done')
     if spec.user:
         user = quote(spec.user)
         lines.append(

@@ -30,7 +30,7 @@ class Supervisord:
         env = {
             **dict(spec.env),
             **spec.wrapper_env,
-            "RACKWRIGHT_GROUP": f"{self._layout.tmp}/{spec.name}.group",
+            "RACKWRIGHT_GROUP": f"{self._layout.tmp}/engine/{spec.name}.group",
         }
         if spec.key_file:
             env["RACKWRIGHT_KEY_FILE"] = spec.key_file
