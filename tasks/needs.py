@@ -68,7 +68,8 @@ def needs_of(plan: Plan) -> Needs:
         supervisor=settings.supervisor,
         needs_root=settings.supervisor == "systemd" or settings.service_user is not None,
         nofile=hardware.nofile,
-        own_pids=tuple(state.pid for state in plan.services.values() if state.pid),
+        own_pids=tuple(state.pid for state in plan.services.values() if state.pid)
+        + (plan.facts.docker.own_pids if plan.facts.docker else ()),
         engine_version=_engine_version(pins),
         flashinfer=_flashinfer(recipe, pins),
         model_speculative=tuple(recipe.model.speculative),

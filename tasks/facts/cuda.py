@@ -37,7 +37,10 @@ class CudaFacts:
 
 @dataclass(frozen=True)
 class DockerFacts:
-    """Docker Engine. `server` is None with `why` when the daemon does not answer."""
+    """Docker Engine. `server` is None with `why` when the daemon does not answer.
+
+    `own_pids` are the first processes of containers that this deployment runs.
+    """
 
     path: str | None = None
     server: str | None = None
@@ -48,6 +51,7 @@ class DockerFacts:
     storage: str | None = None
     toolkit: str | None = None
     cdi: tuple[str, ...] = ()
+    own_pids: tuple[int, ...] = ()
 
 
 def nvcc_release(text: str) -> str | None:
@@ -117,4 +121,5 @@ def parse_docker(sections: Mapping[str, Section]) -> DockerFacts | None:
         storage=pairs.get("storage") or None,
         toolkit=version.group() if version else None,
         cdi=tuple(line[4:] for line in toolkit.text.splitlines() if line.startswith("cdi=")),
+        own_pids=tuple(int(word) for word in pairs.get("pids", "").split() if word.isdigit() and word != "0"),
     )

@@ -9,6 +9,10 @@ runtimes={{range $name, $runtime := .Runtimes}}{{$name}} {{end}}
 default_runtime={{.DefaultRuntime}}
 root={{.DockerRootDir}}
 storage={{.Driver}}' 2>&1
+  # containers of ours, by the label that they are run with: what they hold is not a stranger's
+  rw_c=$(t 4 docker ps --quiet --filter label=org.rackwright.spec 2>/dev/null)
+  [ "$rw_c" ] && kv pids "$(t 4 docker inspect --format '{{.State.Pid}}' $rw_c 2>/dev/null | tr '\n' ' ')"
+  return 0
 }
 rw_container_toolkit() {
   kv ctk "$(t 5 nvidia-ctk --version 2>/dev/null | head -n 1)"
