@@ -124,6 +124,11 @@ class Plan:
         receipt = self.state.receipts.get("environment")
         return str(receipt.detail.get("base", "")) if receipt else ""
 
+    @property
+    def trial_name(self) -> str:
+        """The service of a mode on trial."""
+        return f"{self.settings.instance}-{TRIAL}"
+
     def spec(self, mode: str | None = None, *, trial_port: int | None = None) -> LaunchSpec:
         """The engine process of one mode; with `trial_port` the same on trial, where no client reaches it."""
         spec = launch_spec(

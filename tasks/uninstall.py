@@ -76,13 +76,12 @@ class Uninstall:
             raise StepFailed(
                 f"{layout.root} is not rackwright's (no .rackwright file in it)\nFix: correct root"
             )
+        abandon = quote(f"{layout.run}/promotion")
+        # a promotion and its guard would bring the safe mode back; what is told here is that nobody wants it
+        self._sh(f"[ ! -d {abandon} ] || : >{abandon}/abandoned", "end a promotion", 60)
+        self._sh(self._cancel(f"{layout.jobs}/promote/"), "end a promotion", 120)
         self._sh(plan.supervisor.remove(plan.service_names), "remove the service", 400)
-        self._sh(
-            f'for d in {quote(layout.jobs)}/*/; do [ -d "$d" ] && for p in {quote(layout.lib)}/*/job.sh; do'
-            ' [ -f "$p" ] && sh "$p" cancel "$d" && break; done; done; :',
-            "end running jobs",
-            120,
-        )
+        self._sh(self._cancel(f"{layout.jobs}/*/"), "end running jobs", 120)
         weights = plan.receipt("weights")
         kept = []
         for path in weights.paths if weights else (plan.model_dir,):
@@ -104,6 +103,15 @@ class Uninstall:
         for path in kept:
             plan.say(f"kept: {path} (outside root; remove it by hand if nobody else uses it)")
         return Done(receipt=False)
+
+    def _cancel(self, folders: str) -> str:
+        """The sh that ends the jobs in some folders (a pattern of sh)."""
+        lib = quote(self.plan.layout.lib)
+        pattern = "/".join(part if part == "*" else quote(part) for part in folders.split("/"))
+        return (
+            f'for d in {pattern}; do [ -d "$d" ] && for p in {lib}/*/job.sh; do'
+            ' [ -f "$p" ] && sh "$p" cancel "$d" && break; done; done; :'
+        )
 
     def _sh(self, script: str, what: str, timeout: float) -> None:
         done = self.plan.remote.run(script, timeout=timeout)

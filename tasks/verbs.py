@@ -184,7 +184,11 @@ def logs(host: Any) -> None:
         return
     receipt = plan.receipt("service")
     spec = plan.spec(str(receipt.detail.get("mode")) if receipt else None)
-    script = plan.supervisor.logs(spec.name, spec.log, plan.settings.lines, plan.settings.follow)
+    name, log = spec.name, spec.log
+    trial = plan.trial_name
+    if plan.services[trial].running:
+        name, log = trial, f"{plan.layout.logs}/{trial}.log"
+    script = plan.supervisor.logs(name, log, plan.settings.lines, plan.settings.follow)
     # foreign bytes in output can hang the reader, so they are shown as '?'
     script = f"{{ {script}; }} 2>&1 | tr -d '\\000-\\010\\013-\\037\\177' | tr '\\200-\\377' '?'"
     if plan.settings.follow:
@@ -199,4 +203,4 @@ def logs(host: Any) -> None:
     for line in answer.stdout.splitlines():
         print(line if len(host.state.inventory) == 1 else f"[{plan.name}] {line}")
     if not answer.stdout.strip():
-        plan.say(f"no log of {spec.name} here; is it installed? rackwright status INVENTORY")
+        plan.say(f"no log of {name} here; is it installed? rackwright status INVENTORY")

@@ -477,8 +477,8 @@ def start_guard(folder: str, instance: str) -> None:
 
 def ended(number: int, frame: Any) -> None:
     """A signal ends the promotion, not the host's service."""
-    if shutting_down():
-        os._exit(1)  # nothing can be started now; the safe mode comes up with the host
+    if shutting_down() or os.path.exists(sys.argv[2] + "/abandoned"):
+        os._exit(1)  # the safe mode comes up with the host, or nobody wants it any more
     raise Refused("cancelled", "it was ended by signal %d" % number)
 
 
@@ -489,8 +489,9 @@ def run(folder: str) -> int:
     lock = Lock(folder)
     lock.take()
     bu.write_json(folder + "/request.json", request, 0o600)
-    if os.path.exists(folder + "/cancel"):
-        os.unlink(folder + "/cancel")
+    for word in ("cancel", "abandoned"):
+        if os.path.exists("%s/%s" % (folder, word)):
+            os.unlink("%s/%s" % (folder, word))
     promotion = Promotion(request, folder)
     promotion.save(phase="beginning")
     start_guard(folder, request["instance"])

@@ -201,3 +201,17 @@ def test_rollback_after_a_promotion_serves_eager_from_now_on(served: Served) -> 
     assert_eager_is_back(served)
     assert unchanged(served.run("rollback"))
     assert unchanged(served.run("serve"))
+
+
+def test_uninstall_amid_a_promotion_leaves_nothing_that_comes_back(served: Served) -> None:
+    # the last test of this host
+    served.fast_faults("slow_start=12", PACE)
+    process = served.site.start("promote", "-y")
+    wait_for(lambda: "--port" in str(served.engines()) and served.mode() == "")
+    served.run("uninstall")
+    process.communicate(timeout=120)
+    assert process.returncode == 1
+    time.sleep(5)
+    assert served.engines() == []
+    assert served.machine.run("pgrep -f '[p]romotion.py|[s]upervisord -c' || :").stdout == ""
+    assert served.machine.run(f"ls {ROOT} /etc/systemd/system/rackwright* 2>/dev/null || :").stdout == ""
