@@ -27,7 +27,7 @@ class HostState:
     jobs: Mapping[str, JobState] = field(default_factory=dict)
 
     def has(self, flag: str) -> bool:
-        """Whether something is in place: `lib`, `env`, `tools`, `engine`, `key`, `made-user`, `broken-env`."""
+        """Whether something is in place: `lib`, `env`, `tools`, `engine`, `key`, `made-user`, …"""
         return flag in self.flags
 
 

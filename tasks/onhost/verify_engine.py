@@ -176,10 +176,10 @@ def bring_about(request: Dict[str, Any]) -> Dict[str, Any]:
         wanted = {"modules": request.get("extensions") or [], "ops": request["ops"]}
         answer = Answer(IMPORT, json.dumps(wanted))
         for name in request["ops"]:
-            there = bool(answer.value and answer.value["ops"].get(name))
+            registered = bool(answer.value and answer.value["ops"].get(name))
             means = "the kernel was not compiled: the arch list or the CUDA toolkit left it out"
-            seen = "registered" if there else answer.why or "not registered"
-            verify.add("operator " + name, there, seen, "registered", means)
+            seen = "registered" if registered else answer.why or "not registered"
+            verify.add("operator " + name, registered, seen, "registered", means)
     if request.get("gpus"):
         answer = Answer(DEVICES)
         caps = answer.value["caps"] if answer.value else []

@@ -317,7 +317,8 @@ def test_hostile_texts_in_the_index_stay_texts() -> None:
     tree = parse(html)
     assert len(tree.all("script")) == 1 and tree.all("img") == []
     assert all(
-        re.fullmatch(r"#verdict|[A-Za-z0-9._-]+/[a-z0-9-]+\.html", a.attrs["href"] or "") for a in tree.all("a")
+        re.fullmatch(r"#verdict|[A-Za-z0-9._-]+/[a-z0-9-]+\.html", a.attrs["href"] or "")
+        for a in tree.all("a")
     )
 
 
