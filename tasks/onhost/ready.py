@@ -93,27 +93,44 @@ def _no(stage: str, why: str) -> dict[str, Any]:
 
 
 def strangers(port: int, pid: int, container: str | None = None) -> list[str]:
-    """Processes that listen on the port and are not `pid` or of its making; [] where that cannot be seen."""
-    owners = listeners(port)
+    """Processes that listen on the port and are not `pid` or of its making; [] where that cannot be seen.
+
+    Without the right to look into other users' processes (most containers), the socket's user must do.
+    """
+    sockets = listening(port)
+    owners = holders(set(sockets))
     if any(is_within(owner, pid) for owner in owners):
         return []
-    inside = container_pid(container) if container and owners else None
-    if inside and any(is_within(owner, inside) for owner in owners):
+    inside = container_pid(container) if container and sockets else None
+    if inside and (not owners or any(is_within(owner, inside) for owner in owners)):
         return []
-    return ["process %d (%s)" % (owner, command_of(owner)) for owner in owners]
+    if owners or not sockets:
+        return ["process %d (%s)" % (owner, command_of(owner)) for owner in owners]
+    try:
+        user = os.stat("/proc/%d" % pid).st_uid
+    except OSError:
+        return []
+    others = sorted(set(sockets.values()) - {user}) if user not in sockets.values() else []
+    return ["a process of user %d" % other for other in others]
 
 
-def listeners(port: int) -> list[int]:
-    """Processes that listen on a TCP port (Linux, proc(5))."""
-    sockets = set()
+def listening(port: int) -> dict[str, int]:
+    """Sockets that listen on a TCP port, with the user of each (Linux, proc(5))."""
+    found = {}
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:
             with open(table, encoding="ascii") as file:
                 rows = [line.split() for line in file.readlines()[1:]]
         except OSError:
             continue
-        mine = [row for row in rows if row[3] == "0A" and int(row[1].rsplit(":", 1)[1], 16) == port]
-        sockets |= {"socket:[%s]" % row[9] for row in mine}
+        for row in rows:
+            if row[3] == "0A" and int(row[1].rsplit(":", 1)[1], 16) == port:
+                found["socket:[%s]" % row[9]] = int(row[7])
+    return found
+
+
+def holders(sockets: set[str]) -> list[int]:
+    """Processes that have one of these sockets open, as far as they may be looked into."""
     if not sockets:
         return []
     return [int(pid) for pid in filter(str.isdigit, os.listdir("/proc")) if sockets.intersection(_open(pid))]

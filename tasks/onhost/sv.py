@@ -102,10 +102,11 @@ def recorded_pid(run: str) -> int | None:
 
 
 def orphans(run: str) -> dict[int, str]:
-    """Processes of programs whose supervisord is dead: pid -> program name ("" where it cannot be told).
+    """Processes of programs whose supervisord is dead: pid -> program name.
 
     supervisord leads a session of its own, and its programs stay in it; the kernel gives a session's number
-    to no new process while one of it lives.
+    to no new process while one of it lives. Environments of other users' processes can often not be read
+    in containers, so supervisord's log says which group is which program.
     """
     if running_pid(run) is not None:
         return {}
@@ -113,14 +114,24 @@ def orphans(run: str) -> dict[int, str]:
     dead = recorded_pid(run)
     mine = "%s/supervisor.sock:" % run
     found = {}
-    for pid, (_, session, program) in living.items():
+    for pid, (group, session, program) in living.items():
         if pid == os.getpid():
             continue
         if program.startswith(mine):
             found[pid] = program[len(mine) :]
         elif dead is not None and session == dead and dead not in living:
-            found[pid] = ""
+            found[pid] = spawned(run).get(group) or booted(run)
     return found
+
+
+def spawned(run: str) -> dict[int, str]:
+    """Program by the process that supervisord started for it, as far back as its log goes."""
+    try:
+        with open(run + "/../logs/supervisord.log", errors="replace", encoding="utf-8") as file:
+            pairs = re.findall(r"spawned: '([^']+)' with pid (\d+)", file.read())
+    except OSError:
+        return {}
+    return {int(pid): name for name, pid in pairs}
 
 
 def end_all(pids: Any, seconds: float) -> None:
@@ -202,12 +213,18 @@ def reread(proxy: Any) -> None:
 
 
 def restarts(run: str, name: str) -> int | None:
-    """How often supervisord spawned the program since its log began, less one."""
+    """How often the program ended by itself and was started again, since somebody last started it."""
+    count = 0
     try:
         with open(run + "/../logs/supervisord.log", errors="replace", encoding="utf-8") as file:
-            return max(0, file.read().count("spawned: '%s' with pid" % name) - 1)
+            for line in file:
+                if "supervisord started with pid" in line or "stopped: %s (" % name in line:
+                    count = 0
+                elif "exited: %s (" % name in line:
+                    count += 1
     except OSError:
         return None
+    return count
 
 
 def booted(run: str) -> str:
@@ -223,7 +240,7 @@ def status(run: str) -> list[dict[str, Any]]:
     """How the programs stand; ORPHAN is an engine that runs without its supervisord."""
     chosen = booted(run)
     if not answers(run):
-        names = sorted(set(orphans(run).values()) - {""})
+        names = sorted(set(orphans(run).values()))
         return [{"name": name, "state": "ORPHAN", "pid": None, "boot": name == chosen} for name in names]
     return [
         {
@@ -258,7 +275,7 @@ def main(argv: list[str]) -> None:
         if answers(run):
             stop(server(run), name)
         else:
-            end_all([pid for pid, program in orphans(run).items() if program in ("", name)], 60)
+            end_all([pid for pid, program in orphans(run).items() if program == name], 60)
     elif verb == "start":
         boot(run)
         proxy = server(run)

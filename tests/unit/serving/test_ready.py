@@ -76,6 +76,19 @@ def test_a_process_that_is_not_the_engine_s_is_named_as_a_stranger(
         other.wait()
 
 
+def test_where_processes_cannot_be_looked_into_the_socket_s_user_decides(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ready, "holders", lambda sockets: [])
+    mine = os.stat(f"/proc/{os.getpid()}").st_uid
+    monkeypatch.setattr(ready, "listening", lambda port: {"socket:[1]": mine})
+    assert ready.strangers(8000, os.getpid()) == []
+    monkeypatch.setattr(ready, "listening", lambda port: {"socket:[1]": mine + 7})
+    assert ready.strangers(8000, os.getpid()) == [f"a process of user {mine + 7}"]
+    monkeypatch.setattr(ready, "listening", lambda port: {})
+    assert ready.strangers(8000, os.getpid()) == []
+
+
 def test_an_engine_in_a_container_is_known_by_what_docker_says(
     engine: EngineBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
