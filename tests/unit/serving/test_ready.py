@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ def wait_up(engine: EngineBench, key: Path) -> dict[str, Any]:
         answer = look(engine, key_file=str(key), timeout=5)
         if answer["ready"]:
             return answer
+        time.sleep(0.05)
     raise AssertionError(answer)
 
 
@@ -80,7 +82,7 @@ def test_where_processes_cannot_be_looked_into_the_socket_s_user_decides(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(ready, "holders", lambda sockets: [])
-    mine = os.stat(f"/proc/{os.getpid()}").st_uid
+    mine = Path(f"/proc/{os.getpid()}").stat().st_uid
     monkeypatch.setattr(ready, "listening", lambda port: {"socket:[1]": mine})
     assert ready.strangers(8000, os.getpid()) == []
     monkeypatch.setattr(ready, "listening", lambda port: {"socket:[1]": mine + 7})
