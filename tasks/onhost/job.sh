@@ -99,9 +99,10 @@ cancel)
     p=$(cat pid)
     # the session leader's group; systemd-run gives the leader a group of its own too
     kill -s TERM -- "-$p" 2>/dev/null || kill -s TERM "$p" 2>/dev/null
+    # the leader ends at once, the program that it started may want a moment to end in order
     i=0
-    while alive && [ $i -lt 50 ]; do sleep 0.2; i=$((i + 1)); done
-    alive && kill -s KILL -- "-$p" 2>/dev/null
+    while kill -s 0 -- "-$p" 2>/dev/null && [ $i -lt 50 ]; do sleep 0.2; i=$((i + 1)); done
+    kill -s KILL -- "-$p" 2>/dev/null
     exit 0
     ;;
 *)
