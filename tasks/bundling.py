@@ -188,9 +188,17 @@ class Bundler:
         have = self._known(folder)
         missing = [pin for pin in chosen if not any(digest in have for digest in pin.hashes)]
         done = len(chosen) - len(missing)
+        at_hand = self._at_hand()
+        near = [pin for pin in missing if (pin.name, pin.version) in at_hand]
+        for group in batches(near):
+            # what lies in a folder needs no index, and a wrong file there is no reason to stop
+            self._pip(group, python, ["--no-index"], folder)
+        have = self._known(folder)
+        missing = [pin for pin in missing if not any(digest in have for digest in pin.hashes)]
+        done = len(chosen) - len(missing)
         for group in batches(missing):
             self.say(f"wheels for {part}, Python {python}: {done} of {len(chosen)}: {group[0].name}")
-            self._pip(group, python, route, folder)
+            self._group(group, python, route, folder)
             done += len(group)
         have = self._known(folder)
         for pin in chosen:
@@ -216,37 +224,56 @@ class Bundler:
         cache_file.write_text(json.dumps({**cache, **fresh}), "utf-8")
         return found
 
-    def _pip(self, group: list[Pin], python: str, route: object, folder: Path) -> None:
+    def _at_hand(self) -> set[tuple[str, str]]:
+        """Name and version of every wheel in the find-links folders."""
+        folders = [Path(place) for place in self.options.find_links if Path(place).is_dir()]
+        found = {wheel_identity(path.name) for folder in folders for path in folder.iterdir()}
+        return {one for one in found if one}
+
+    def _group(self, group: list[Pin], python: str, route: object, folder: Path) -> None:
+        """One group from the index; what it does not have, one by one, from the extra ones. Raises Failed."""
+        index = ["--index-url", self.options.index_url] if self.options.index_url else []
+        why = self._pip(group, python, index, folder)
+        if why is None:
+            return
+        if len(group) > 1:
+            for pin in group:
+                self._group([pin], python, route, folder)
+            return
+        for url in (*self.options.extra_index_urls, *_indexes_of(route)):
+            again = self._pip(
+                group, python, ["--index-url", url, "--retries", "1", "--timeout", "15"], folder
+            )
+            if again is None:
+                return
+            why = f"{why}; {again}"
+        raise Failed(f"pip cannot download {group[0].label}: {why}\nFix: make the index reachable")
+
+    def _pip(self, group: list[Pin], python: str, index: list[str], folder: Path) -> str | None:
+        """One pip call; None when it brought everything, else its last words."""
         incoming = self.out / ".incoming"
         shutil.rmtree(incoming, ignore_errors=True)
         incoming.mkdir()
         wanted = incoming / "wanted.txt"
-        lines = [
-            f"{pin.label} " + " ".join(f"--hash=sha256:{digest}" for digest in pin.hashes) for pin in group
-        ]
+        lines = [f"{pin.label} " + " ".join(f"--hash=sha256:{one}" for one in pin.hashes) for pin in group]
         wanted.write_text("\n".join(lines) + "\n", "utf-8")
-        options = self.options
         argv = [sys.executable, "-m", "pip", "download", "--quiet", "--no-input", "--no-deps"]
         argv += ["--only-binary", ":all:", "--require-hashes", "--dest", str(incoming)]
         argv += ["--python-version", python, "--implementation", "cp", *platform_options()]
         argv += ["--abi", f"cp{python.replace('.', '')}", "--abi", "abi3", "--abi", "none"]
-        argv += ["--requirement", str(wanted), "--disable-pip-version-check", "--progress-bar", "off"]
-        for place in options.find_links:
+        argv += ["--requirement", str(wanted), "--disable-pip-version-check", "--progress-bar", "off", *index]
+        for place in self.options.find_links:
             argv += ["--find-links", place]
-        if options.index_url:
-            argv += ["--index-url", options.index_url]
-        for url in (*options.extra_index_urls, *_indexes_of(route)):
-            argv += ["--extra-index-url", url]
         env = {**os.environ, "PIP_CONSTRAINT": os.devnull}
         done = subprocess.run(argv, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-        if done.returncode:
-            last = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()][-3:]
-            names = ", ".join(pin.label for pin in group[:3])
-            raise Failed(f"pip cannot download {names}: {' | '.join(last)}\nFix: make the index reachable")
         for path in incoming.glob("*.whl"):
             if wheel_identity(path.name):
                 path.replace(folder / path.name)
         shutil.rmtree(incoming)
+        if done.returncode == 0:
+            return None
+        last = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+        return " | ".join(last[-3:])
 
     def files(self, part: str, folder: str, wanted: list[dict[str, Any]]) -> None:
         """Files by hash, from their addresses."""
