@@ -120,7 +120,7 @@ def main() -> int:
         raise SystemExit(f"error: no wheel came for {', '.join(missing)}")
     entries = sorted((locks.locked(wheel) for wheel in files.values()), key=lambda entry: entry.name)
     name, version = given.engine.split("==")
-    whole = locks.LOCKS / f"{locks.canonical(name)}-{version}-py312-linux_x86_64.txt"
+    whole = locks.LOCKS / f"{locks.canonical(name)}-{version}-cu130-py312-linux_x86_64.txt"
     command = command_line(given)
     whole.write_text(locks.render(given.engine, entries, given.drop, command, SPOKEN))
     left = [
