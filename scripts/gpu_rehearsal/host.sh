@@ -98,6 +98,13 @@ stage_promote() {
     caches
     return $code
 }
+stage_optimized() { # instead of first and promote, where time is too short for both
+    rw site --data profile=smoke --data mode=optimized
+    local code=$?
+    memory
+    metrics
+    return $code
+}
 stage_bench() { rw bench --data bench_runs="${BENCH_RUNS:-1}"; metrics; }
 stage_kill() { # the engine's first process dies; a token must come out again
     local pid began

@@ -4,10 +4,10 @@
     python scripts/gpu_rehearsal/pack.py --bundle BUNDLE --controller WHEELS [--cache FILE] --output DIR
 
 BUNDLE is what `rackwright bundle` made; WHEELS holds the wheels of rackwright's own dependencies for the
-host's Python; FILE has the kernel caches of an earlier run (`host.sh bring`). DIR/piece-01, piece-02, ... hold
-at most --size MiB each; files that do not fit are cut. What is needed first (the controller, the tools, the
-manifest) is in the first piece, so that the host can begin before the last one has come. Each piece has the
-plan: every file with its parts and its SHA-256. A host puts them together with unpack.py.
+host's Python; FILE has the kernel caches of an earlier run (`host.sh bring`). DIR/piece-01, piece-02, ...
+hold at most --size MiB each; files that do not fit are cut. What is needed first (the controller, the tools,
+the manifest) is in the first piece, so that the host can begin before the last one has come. Each piece has
+the plan: every file with its parts and its SHA-256. A host puts them together with unpack.py.
 """
 
 from __future__ import annotations
