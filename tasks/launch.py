@@ -14,7 +14,7 @@ USUAL_SHARE = 0.9
 # Kernels that the engine compiles, below the root.
 JIT = "cache/jit"
 GPU_WAIT_SECONDS = 90
-SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/nvidia/bin"
 
 
 @dataclass(frozen=True)
