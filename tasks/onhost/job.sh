@@ -6,10 +6,12 @@
 #   job.sh cancel DIR               end the job's whole process group
 #
 # State in DIR: key, boot, pid, start (of that pid, so that a reused pid is not taken for ours),
-# started, ended, rc, log (stderr of the work), result (its stdout), input (its stdin).
+# started, ended, rc, log (stderr of the work), result (its stdout), input (its stdin), session (proxies).
 # A job is done only when rc exists; rc is written last, by rename. The room for rc, ended and result is
 # taken at the start, so that a job that fills the disk can still say so.
 set -u
+
+session='(https?|all|no)_proxy|(HTTPS?|ALL|NO)_PROXY|SSL_CERT_(FILE|DIR)|(REQUESTS|CURL|AWS)_CA_BUNDLE'
 
 boot_id() { cat /proc/sys/kernel/random/boot_id 2>/dev/null || echo unknown; }
 
@@ -33,6 +35,7 @@ run)
     boot_id >boot
     start_of $$ >start
     echo $$ >pid.new && mv pid.new pid
+    if [ -f session ]; then . ./session; rm -f session; fi
     # what the work makes, a service user must be able to read; the job's own state stays ours
     (umask 022 && exec sh ./command) <input 1<>result 2>>log
     code=$?
@@ -65,6 +68,8 @@ start)
     { printf '%8s' '' >rc.new && printf '%16s' '' >ended && printf '%65536s' '' >result; } || exit 1
     printf %s "$key" >key || exit 1
     date +%s >started
+    # a system unit would know nothing of the session's proxies and certificates
+    export -p | grep -E "^(export|declare -x) ($session)=" >session
     # A system unit outlives logout. A user's manager does not (without lingering), setsid does.
     if [ -n "$unit" ] && [ -d /run/systemd/system ] && [ "$(id -u)" = 0 ]; then
         # a compiler killed for memory must not end the whole job: the job goes on with fewer
