@@ -192,7 +192,7 @@ class Plan:
             want_gpu=self.recipe.hardware.count > 0,
             want_docker=self.route == "docker",
             python=self.settings.python,
-            env_python=f"{self.layout.env}/bin/python",
+            env_python=f"{self.layout.env}/bin/python" if self.recipe.hardware.count else None,
             extra_sections=(
                 (
                     "state",

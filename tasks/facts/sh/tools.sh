@@ -82,7 +82,8 @@ rw_seen=
 for rw_v in python3 python3.11 python3.12 python3.13 python3.14 python3.10; do
   rw_k=$(rw_where "$rw_v")
   [ "$rw_k" ] || continue
-  case " $rw_seen " in *" $rw_k "*) continue ;; esac
-  rw_seen="$rw_seen $rw_k"
+  rw_r=$(readlink -f "$rw_k" 2>/dev/null || echo "$rw_k")
+  case " $rw_seen " in *" $rw_r "*) continue ;; esac
+  rw_seen="$rw_seen $rw_r"
   rw "python.$rw_v" 10 2048 rw_python "$rw_k"
 done
