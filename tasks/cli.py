@@ -25,7 +25,7 @@ from tasks.paths import DEPLOYS, INVENTORIES, ROOT
 
 USAGE = 2
 # Verbs that change nothing on a host have nothing to confirm.
-READ_ONLY = {"preflight", "status", "accept", "bench", "support", "logs", "manifest"}
+READ_ONLY = {"preflight", "status", "accept", "bench", "support", "logs", "manifest", "report"}
 HELP = """\
 usage: rackwright VERB INVENTORY [options]
 

@@ -59,6 +59,32 @@ class Summary:
         return Done(receipt=False)
 
 
+STEPS = ("environment", "tools", "engine", "weights", "service", "acceptance")
+
+
+def retell(plan: Plan) -> bool:
+    """Put what earlier runs left on the host into this run's report. Reads only.
+
+    Returns whether the engine there has been accepted; a host that was not is said so.
+    """
+    plan.record.open()
+    for name in STEPS:
+        receipt = plan.receipt(name)
+        if receipt is not None:
+            why = f"done {receipt.at} by {receipt.tool}"
+            plan.record.step(
+                name, "unchanged", label=name, seconds=receipt.seconds, why=why, detail=receipt.detail
+            )
+    accepted = plan.receipt("acceptance")
+    if accepted is None:
+        plan.record.finish("fail", "nothing has been accepted on this host")
+        plan.complain(f"nothing has been accepted on {plan.name}\nFix: rackwright site {inventory_name()}")
+        plan.say(f"report: {plan.record.page}")
+        return False
+    plan.record.note(acceptance=accepted.detail.get("result"))
+    return True
+
+
 _last: list[str] = []
 
 

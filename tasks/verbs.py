@@ -20,7 +20,7 @@ from tasks.remote import LostHost
 from tasks.service import Service
 from tasks.status import status_lines
 from tasks.steps import run_step
-from tasks.summary import Summary
+from tasks.summary import Summary, retell
 from tasks.support import archive
 from tasks.switch import Start, Stopped
 from tasks.uninstall import Uninstall
@@ -136,6 +136,17 @@ def rollback(host: Any) -> None:
     plan = plan_for(host, "rollback", preflight=False)
     if plan:
         run_step(Rollback(plan))
+
+
+def report(host: Any) -> None:
+    """The report of what is on a host, written anew; exit code 1 when nothing was accepted there."""
+    plan = plan_for(host, "report", preflight=False)
+    if plan is None:
+        return
+    if retell(plan):
+        run_step(Summary(plan))
+    else:
+        host.state.fail_hosts({plan.host})
 
 
 def restart(host: Any) -> None:

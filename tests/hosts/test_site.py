@@ -138,6 +138,14 @@ def test_logs_show_the_engine_s_own_lines(provisioned: tuple[Machine, Site, str]
     assert "Application startup complete" in site.run("logs", "-n", "200")
 
 
+def test_the_report_of_what_is_there_is_written_anew(provisioned: tuple[Machine, Site, str]) -> None:
+    host, site, _ = provisioned
+    assert "/v1" in site.run("report")
+    found = site.report(host.name, "report")
+    assert found["verdict"] == "pass"
+    assert {step["name"] for step in found["steps"]} >= {"environment", "engine", "weights", "service"}
+
+
 def test_a_changed_flag_restarts_once(provisioned: tuple[Machine, Site, str]) -> None:
     host, site, _ = provisioned
     before = engine_pids(host)
