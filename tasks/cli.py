@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import os
 import sys
 from collections.abc import Sequence
 from fnmatch import fnmatch
