@@ -247,13 +247,17 @@ def classify(error: Exception, source: str) -> Exception:
         status, headers = meta.get("HTTPStatusCode"), meta.get("HTTPHeaders", {})
     why = f"{source}: {plain(error)}"
     if code in ("PathStyleDomainForbidden", "SecondLevelDomainForbidden"):
-        return Refused(why, 'set addressing = "virtual" for this S3 source: it rejects path style')
+        return Refused(
+            why, 'set s3_addressing = "virtual" (addressing of this source): it rejects path style'
+        )
     if type(error).__name__ in ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound"):
-        return Refused(why, "give credentials: environment, credentials_file, profile, or anonymous = true")
+        ways = "s3_credentials_file, s3_credentials_env, s3_profile, the instance's identity, or s3_anonymous"
+        return Refused(why, f"give credentials: {ways}")
     if type(error).__name__ == "GatedRepoError":
         return Refused(why, "accept the licence on the model's page, then give that account's token")
     if status in (401, 403):
-        return Refused(why, "check the token or the credentials, and that they may read this repository")
+        fix = "check the token or credentials of this source (*_token_file, *_token_env, s3_*) and their rights"
+        return Refused(why, fix)
     after = getattr(error, "retry_after", None)
     if after is None:
         named = {str(k).lower(): v for k, v in dict(headers).items()}

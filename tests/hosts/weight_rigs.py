@@ -8,7 +8,8 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,20 @@ def forget(host: Machine) -> None:
         ' [ -d "$d" ] && sh $j cancel $d; done; done; '
         f"rm -rf {ROOT}/models {ROOT}/jobs/weights {ROOT}/receipts/weights.json {ROOT}/run/weights-*"
     )
+
+
+@contextmanager
+def kept(host: Machine) -> Iterator[None]:
+    """What the module installed is there again afterwards, whatever the block removes."""
+    folders, beside = "env tools lib receipts run jobs tmp wheels", f"{ROOT}-kept"
+    host.run(f"rm -rf {beside}; mkdir {beside}; cd {ROOT} && cp -a {folders} {beside}/", timeout=180)
+    try:
+        yield
+    finally:
+        host.run(
+            f"mkdir -p {ROOT}; cp -a {beside}/. {ROOT}/; rm -rf {beside}; touch {ROOT}/.rackwright",
+            timeout=180,
+        )
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:

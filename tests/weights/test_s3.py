@@ -126,6 +126,46 @@ def test_credentials_may_come_from_a_file_and_a_profile(bucket: str, site: Site,
     assert site.fetch(source, environment={"AWS_EC2_METADATA_DISABLED": "true"})["ok"]
 
 
+class Instance(BaseHTTPRequestHandler):
+    """The metadata service of a cloud's instance (IMDSv2), which knows the instance's role."""
+
+    asked: list[str]
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+    def reply(self, text: str) -> None:
+        self.asked.append(self.path)
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def do_PUT(self) -> None:
+        self.reply("session-token")
+
+    def do_GET(self) -> None:
+        role = "/latest/meta-data/iam/security-credentials/"
+        found = {"Code": "Success", "AccessKeyId": "testing", "SecretAccessKey": "of-the-role", "Token": "t"}
+        found["Expiration"] = "2099-01-01T00:00:00Z"
+        self.reply("reader" if self.path == role else json.dumps(found))
+
+
+def test_the_identity_of_the_instance_is_enough(bucket: str, site: Site) -> None:
+    handler = type("Knowing", (Instance,), {"asked": []})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    where = {"AWS_EC2_METADATA_SERVICE_ENDPOINT": f"http://127.0.0.1:{server.server_address[1]}"}
+    try:
+        result = site.fetch(s3(bucket), environment=where)
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert result["ok"] and site.is_whole()
+    assert any(path.endswith("/reader") for path in handler.asked)  # type: ignore[attr-defined]
+    assert "of-the-role" not in json.dumps(result)
+
+
 def test_a_connection_that_drops_goes_on_where_it_stopped(bucket: str, site: Site) -> None:
     total = sum(p.stat().st_size for p in site.origin.rglob("*") if p.is_file())
     # the first connection lists and fetches small files; the next ones are cut within shards
