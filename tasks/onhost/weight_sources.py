@@ -256,7 +256,7 @@ def classify(error: Exception, source: str) -> Exception:
     if type(error).__name__ == "GatedRepoError":
         return Refused(why, "accept the licence on the model's page, then give that account's token")
     if status in (401, 403):
-        fix = "check the token or credentials of this source (*_token_file, *_token_env, s3_*), and its rights"
+        fix = "check the token or credentials (*_token_file, *_token_env, s3_*), and its rights"
         return Refused(why, fix)
     after = getattr(error, "retry_after", None)
     if after is None:
