@@ -35,7 +35,7 @@ class Deep:
             return "the recipe uses no GPU"
         receipt = self.plan.receipt(self.name)
         if receipt and receipt.digest == self.digest():
-            return f"{(receipt.detail.get('nccl') or {}).get('why')}, proven {receipt.at}"
+            return f"{(receipt.detail.get('verdict') or {}).get('why')}, proven {receipt.at}"
         return None
 
     def act(self) -> Done:

@@ -258,6 +258,19 @@ def test_a_good_document_is_all_ok(needs: MakeNeeds) -> None:
     assert {status for status, _ in judged(needs).values()} == {"ok"}
 
 
+def test_a_real_hosts_answer_is_all_ok_and_proves_p2p(needs: MakeNeeds) -> None:
+    real = json.loads((ROOT / "tests" / "fixtures" / "h200x2" / "deep.json").read_text("utf-8"))
+    wanted = needs(gpu=GpuNeed(("H200",), 2, "9.0"))
+    findings = deep_findings(wanted, gpu_host("h200-x2"), real)
+    assert {finding.id: finding.status for finding in findings} == {
+        "deep.host_device": "ok",
+        "deep.peer": "ok",
+        "deep.all_reduce": "ok",
+    }
+    advice = proven_advice(real)
+    assert advice is not None and (advice.p2p, advice.env, advice.flags) == (True, {}, {})
+
+
 def test_p2p_that_hangs_warns_and_gives_the_proven_settings(needs: MakeNeeds) -> None:
     runs = [
         {"ranks": 2, "p2p": True, "status": "hang", "at": "first all_reduce"},
