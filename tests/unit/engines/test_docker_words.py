@@ -37,7 +37,9 @@ def test_the_container_is_confined_and_the_image_is_named_by_its_id() -> None:
         "--mount=type=bind,source=/opt/r/models/deepseek-v4-flash,target=/opt/r/models/deepseek-v4-flash,readonly"
         in words
     )
-    assert "--mount=type=bind,source=/opt/r/cache,target=/opt/r/cache" in words
+    for path in spec().writable:
+        assert f"--mount=type=bind,source={path},target={path}" in words
+    assert any(path.startswith("/opt/r/cache/") for path in spec().writable)
     assert words[words.index(REF) + 1 :][:2] == ["serve", "/opt/r/models/deepseek-v4-flash"]
     assert words[words.index(REF) - 1] == "--entrypoint=vllm"
 
