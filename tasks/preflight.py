@@ -70,8 +70,8 @@ def _finish(plan: Plan, findings: list[Finding]) -> None:
     if strict:
         _results.strict.add(plan.name)
     plan.record.note(findings=[finding.to_json() for finding in findings])
-    plan.record.open()
     plan.record.finish(VERDICTS[verdict(findings, strict)], verdict_line(findings, strict))
+    plan.record.open()  # written once
 
 
 def _unreachable(host: Any, why: str) -> None:
@@ -103,8 +103,8 @@ def _show() -> None:
     for host in state.inventory:
         if state.is_host_in_limit(host) and host in state.failed_hosts and host not in state.activated_hosts:
             _unreachable(host, "no connection (the reason is above)")
-    for folder in {page.parent for page in _results.pages.values()}:
-        write_index(folder.parent)
+    for folder in {page.parent.parent for page in _results.pages.values()}:
+        write_index(folder)
     print(_tables(*shape(sys.stdout)), flush=True)
 
 
