@@ -10,6 +10,7 @@ import pytest
 
 from tasks.model import manifest as m
 from tasks.model.index import against_listing, draft_methods, parse_index
+from tasks.recipe import load_recipe, recipe_names
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "checkpoint"
 A, B = "a" * 64, "b" * 64
@@ -190,3 +191,18 @@ def test_an_index_is_held_against_a_listing_by_names_not_patterns() -> None:
 )
 def test_a_checkpoint_says_how_it_can_draft(config: dict[str, Any], methods: tuple[str, ...]) -> None:
     assert draft_methods(config) == methods
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_a_recipes_manifest_names_its_shards_without_a_gap(name: str) -> None:
+    recipe = load_recipe(name)
+    if recipe.model.manifest is None:
+        pytest.skip("this recipe has none")
+    text = recipe.beside(recipe.model.manifest).read_text("utf-8")
+    digests = m.parse(text)
+    assert m.render(digests) == text, "sorted, and nothing but digests"
+    total = recipe.model.shards
+    shards = {path for path in digests if path.endswith(".safetensors")}
+    assert shards == {f"model-{number:05d}-of-{total:05d}.safetensors" for number in range(1, total + 1)}
+    assert len({digests[path] for path in shards}) == total
+    assert {"config.json", "model.safetensors.index.json", "tokenizer.json"} <= set(digests)
