@@ -29,10 +29,33 @@ MIRROR = "https://pypi.tuna.tsinghua.edu.cn/simple"
 HUBS = {"huggingface": "https://huggingface.co", "modelscope": "https://modelscope.cn"}
 
 
+EVERYTHING = frozenset({"environment", "tools", "engine", "weights"})
+# What a verb brings to a host; the others bring everything, or what is there already.
+BRINGS = {
+    "environment": {"environment", "tools"},
+    "engine": {"environment", "engine"},
+    "build": {"environment", "engine"},
+    "weights": {"environment", "tools", "weights"},
+    "serve": set[str](),
+    "promote": set[str](),
+}
+
+
+def brings(plan: Plan, part: str) -> bool:
+    """Whether the verb of this run has a step that brings `part`."""
+    return part in BRINGS.get(plan.verb, EVERYTHING)
+
+
 def endpoints_of(plan: Plan) -> tuple[EndpointNeed, ...]:
     """The servers of one host's run, without those that several steps share counted twice."""
     found: dict[str, EndpointNeed] = {}
-    for need in (*_environment(plan), *_packages(plan), *_engine(plan), *_weights(plan)):
+    needs = [
+        *(_environment(plan) if brings(plan, "environment") else []),
+        *_packages(plan),
+        *(_engine(plan) if brings(plan, "engine") else []),
+        *(_weights(plan) if brings(plan, "weights") else []),
+    ]
+    for need in needs:
         seen = found.get(need.url)
         if seen is None:
             found[need.url] = need
@@ -111,22 +134,29 @@ def _packages(plan: Plan) -> list[EndpointNeed]:
     if settings.bundle:
         return []
     index = settings.index_url
+    of_engine = brings(plan, "engine") and not isinstance(pins, DockerRoute)
+    unless = [Unless(_tools_done(plan), _wheels_of(TOOLS_LOCK.read_text("utf-8")))]
+    if not brings(plan, "tools"):
+        unless = []
+    if of_engine:
+        unless.append(Unless(_engine_done(plan), _engine_wheels(plan)))
     need = EndpointNeed(
         "index",
         _page(index, "pip") if index else "pip:pip",
         "Python packages",
         alternative=_other_folders(plan),
         fix=f"Set index_url to a mirror that this host reaches (such as {MIRROR}), or {_bundle_fix(plan)}.",
-        unless=(
-            Unless(_tools_done(plan), _wheels_of(TOOLS_LOCK.read_text("utf-8"))),
-            *(
-                [Unless(_engine_done(plan), _engine_wheels(plan))]
-                if not isinstance(pins, DockerRoute)
-                else []
-            ),
-        ),
+        unless=tuple(unless),
     )
-    needs = [need]
+    if not of_engine:
+        return [need] if unless else []
+    return [need, *_extra_indexes(plan)]
+
+
+def _extra_indexes(plan: Plan) -> list[EndpointNeed]:
+    """torch's index where the source route asks for it, and the recipe's or the site's others."""
+    settings, pins = plan.settings, plan.recipe.route(plan.route)
+    needs = []
     if isinstance(pins, WheelRoute):
         urls = pins.extra_index_urls if settings.extra_index_urls is None else settings.extra_index_urls
         own = tuple(wheel for wheel in _engine_wheels(plan) if "+" in wheel)

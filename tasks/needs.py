@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from tasks.checks import DiskNeed, GpuNeed, Needs
-from tasks.endpoints import endpoints_of
+from tasks.endpoints import brings, endpoints_of
 from tasks.model.sources import need_clients
 from tasks.onhost.wheel_lock import parse_lock
 from tasks.recipe import DockerRoute, Recipe, SourceRoute, WheelRoute
@@ -88,17 +88,18 @@ def _disk(plan: Plan) -> tuple[DiskNeed, ...]:
     recipe, layout = plan.recipe, plan.layout
     pins = recipe.route(plan.route)
     needs = []
-    if not plan.receipt("engine"):
+    if brings(plan, "engine") and not plan.receipt("engine"):
         if isinstance(pins, DockerRoute):
             needs.append(DiskNeed("/var/lib/docker", pins.image_bytes, 0, "engine image", "other"))
         else:
             room = pins.env_bytes + (pins.wheel_bytes if isinstance(pins, WheelRoute) else 0)
             needs.append(DiskNeed(layout.root, room, room // BYTES_PER_FILE, "engine and its wheels", "env"))
-    if (plan.supervisor.name == "supervisord" or need_clients(recipe, plan.settings)) and not plan.receipt(
-        "tools"
-    ):
+    tools = plan.supervisor.name == "supervisord" or need_clients(recipe, plan.settings)
+    if brings(plan, "tools") and tools and not plan.receipt("tools"):
         needs.append(DiskNeed(layout.root, TOOLS_BYTES, 6000, "tools", "env"))
     missing = recipe.model.bytes - plan.state.model_bytes
+    if not brings(plan, "weights"):
+        return tuple(needs)
     if not plan.receipt("weights") or missing > recipe.model.bytes / 100:  # as exact as the recipe's count
         linked = plan.settings.sources[0] == "path" and plan.settings.model_path_how != "copy"
         room = 0 if linked else max(missing, 0)

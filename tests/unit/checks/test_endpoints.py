@@ -22,10 +22,10 @@ from tasks.recipe import Recipe, load_recipe
 from tasks.settings import settings_from
 
 
-def plan_of(recipe: str = "rehearsal-cpu", **settings: Any) -> Plan:
+def plan_of(recipe: str = "rehearsal-cpu", verb: str = "preflight", **settings: Any) -> Plan:
     host = SimpleNamespace(name="gpu1", data={}, connector=None)
     made = settings_from({"recipe": recipe, **settings}, lambda key: key)
-    return Plan(host, made, load_recipe(recipe), "preflight")
+    return Plan(host, made, load_recipe(recipe), verb)
 
 
 def by_name(plan: Plan) -> dict[str, EndpointNeed]:
@@ -66,6 +66,21 @@ def test_a_bundle_needs_no_server_but_the_hub() -> None:
         "huggingface",
         "modelscope",
     }
+
+
+@pytest.mark.parametrize(
+    ("verb", "asked", "room"),
+    [
+        ("weights", {"index", "huggingface", "modelscope"}, {"tools", "weights"}),
+        ("environment", {"index"}, {"tools"}),
+        ("engine", {"index", "torch_index", "source", "files", "files.2"}, {"engine and its wheels"}),
+        ("serve", set(), set()),
+    ],
+)
+def test_a_verb_needs_what_it_brings(verb: str, asked: set[str], room: set[str]) -> None:
+    plan = plan_of("deepseek-v4-flash-sm120", verb, env_kind="venv")
+    assert set(by_name(plan)) == asked
+    assert {need.purpose for need in needs_of(plan).disk} == room
 
 
 def test_the_sites_mirrors_are_what_is_asked() -> None:
