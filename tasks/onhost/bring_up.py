@@ -182,9 +182,19 @@ class Timeline:
         """When it will be up, as far as the last start here tells."""
         if not self.last:
             return "the first start here: no estimate"
-        rest = float(self.last["seconds"]) - self.elapsed()
+        rest = self._rest()
         took = spoken(float(self.last["seconds"]))
         return "up in about %s" % spoken(rest) if rest > 1 else "the last start took %s" % took
+
+    def _rest(self) -> float:
+        """Seconds that the last start took from this phase on; kept caches shorten those before."""
+        last = self.last or {}
+        name, spent = (self.rows[-1][0], self.rows[-1][1]) if self.rows else ("", 0.0)
+        phases = last.get("phases") or []
+        for place, (phase, seconds) in enumerate(phases):
+            if phase == name:
+                return max(0.0, seconds - spent) + sum(later for _, later in phases[place + 1 :])
+        return float(last["seconds"]) - self.elapsed()
 
     def phases(self) -> list[list[Any]]:
         """Seconds by phase, in order; a phase that was entered twice has one row."""

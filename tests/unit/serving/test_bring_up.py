@@ -119,6 +119,24 @@ def test_the_estimate_is_of_the_same_engine_else_of_the_same_service() -> None:
     assert last_start([], "a") is None
 
 
+def test_the_time_left_is_what_the_last_start_took_from_this_phase_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("tasks.onhost.bring_up.time.monotonic", lambda: clock[0])
+    phases = [["loading weights", 30], ["compiling", 100], ["ready", 5], ["warm-up requests", 20]]
+    timeline = Timeline({"seconds": 155, "phases": phases}, {})
+    clock[0] = 50
+    timeline.enter(read("Starting to load model /m"))
+    assert timeline.left() == "up in about 2 min 5 s"
+    clock[0] = 60
+    # nothing to compile this time: it goes on as if that phase were over
+    timeline.enter(read("Application startup complete"))
+    clock[0] = 61
+    timeline.enter(read("Application startup complete"))
+    assert timeline.left() == "up in about 20 s"
+
+
 def test_a_phase_that_gets_on_is_not_overdue(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr("tasks.onhost.bring_up.time.monotonic", lambda: clock[0])
