@@ -78,6 +78,8 @@ COMPILES = re.compile(
     r"|Compiling a graph for compile range"
 )
 
+_FRAME = re.compile(r"^\([\w .=-]+\)(?: (?:DEBUG|INFO|WARNING|ERROR) [\d :-]+ \[[^\]]*\])?")
+
 
 class Reading(NamedTuple):
     """How far a start is. `done` of `total` `unit`s, or 0 of 0; `note` is a detail; `facts` are figures."""
@@ -152,8 +154,8 @@ def tidy(text: str) -> list[str]:
     bar = ""
     for line in re.sub(r"\x1b\[[0-9;]*m", "", text).replace("\r", "\n").split("\n"):
         line = line.rstrip()
-        if not line or re.fullmatch(r"\([\w .=-]+\)( (?:INFO|WARNING|ERROR) [\d :-]+ \[[^\]]*\])?", line):
-            continue  # the frame of a line, without a line
+        if not _FRAME.sub("", line).strip(" ^~"):
+            continue  # the frame of a line without a line, or what underlines a line of a traceback
         match = re.match(r"\s*([A-Z][\w ,()-]*):\s+\d+%", line)
         if match and match.group(1) == bar:
             out[-1] = line

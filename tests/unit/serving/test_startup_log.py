@@ -126,6 +126,7 @@ def test_what_is_compiled_after_ready_is_counted_and_is_no_phase() -> None:
 def test_tidy_lines_keep_one_step_of_a_bar_and_lose_colours_and_empty_frames() -> None:
     text = (
         "(APIServer pid=1) INFO 05-22 20:45:32 [utils.py:306] \n\x1b[31mred\x1b[0m\r"
-        "DeepGEMM warmup:   0%| | 0/9\rDeepGEMM warmup:  50%| | 4/9\r\n\nlast"
+        "DeepGEMM warmup:   0%| | 0/9\rDeepGEMM warmup:  50%| | 4/9\r\n\n"
+        "(EngineCore pid=2) ERROR 11-30 03:09:26 [core.py:1330]        ^^^^^^\nlast"
     )
     assert log.tidy(text) == ["red", "DeepGEMM warmup:  50%| | 4/9", "last"]
