@@ -17,6 +17,7 @@ from tasks.proven import proof_of, proof_receipt, proven_mode
 from tasks.receipts import Receipt
 from tasks.recipe import SAFE_MODE
 from tasks.remote import quote
+from tasks.report_serving import table
 from tasks.service import PROMOTE_JOB, Service, files_are_there, files_of, look_ready, prepare
 from tasks.startup import SPARE_SECONDS, bring_up, done_of, explain, service_request
 from tasks.steps import Done, StepFailed, onhost, python_of
@@ -266,27 +267,7 @@ def guarded(plan: Plan) -> dict[str, Any]:
 
 def columns(result: dict[str, Any]) -> list[str]:
     """Both modes side by side."""
-    safe, fast = result["safe"], result["candidate"]
-    rows: list[tuple[str, str, str]] = [("", safe["mode"], fast["mode"])]
-
-    def accepted(column: dict[str, Any]) -> str:
-        found = column.get("acceptance") or {}
-        if "checks" in found:
-            verdicts = [check.get("verdict") for check in found["checks"]]
-            found = {word: verdicts.count(word) for word in ("pass", "fail", "skipped")}
-        return f"{found.get('pass', 0)} passed, {found.get('fail', 0)} failed" if found else "-"
-
-    rows.append(("acceptance", accepted(safe), accepted(fast)))
-    by_safe = {row["concurrency"]: row for row in safe.get("bench") or []}
-    by_fast = {row["concurrency"]: row for row in fast.get("bench") or []}
-    for concurrency in sorted({*by_safe, *by_fast}):
-        for key, label, unit in (("tokens_per_second", "tokens/s", ""), ("ttft", "first token", " s")):
-            left, right = (by.get(concurrency, {}).get(key) for by in (by_safe, by_fast))
-            cells = [f"{value}{unit}" if value is not None else "-" for value in (left, right)]
-            rows.append((f"{label} at {concurrency}", cells[0], cells[1]))
-    starts = [fast.get("trial"), fast.get("start")]
-    told = [in_time(start["seconds"]) if start else "-" for start in starts]
-    rows.append(("start, first then second", "", " then ".join(told)))
+    rows = table(result)
     widths = [max(len(row[i]) for row in rows) for i in range(3)]
     return ["  ".join(row[i].ljust(widths[i]) for i in range(3)).rstrip() for row in rows]
 

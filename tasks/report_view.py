@@ -13,6 +13,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import quote
 
+from tasks.report_serving import promotion_shown, startup_shown
+
 # What the page shows at most; the JSON beside it has everything.
 LINE_CHARS = 600
 TEXT_CHARS = 6_000
@@ -155,6 +157,8 @@ class Host:
     facts: dict[str, Any]
     bench: Any
     topology: Any
+    promotion: Any
+    startup: Any
     pins: list[dict[str, str]]
     pin_count: int
     more: dict[str, int]
@@ -199,6 +203,8 @@ def host_of(data: dict[str, Any]) -> Host:
         facts={key: _cut(value, budget) for key, value in list(dict_of(data.get("facts")).items())[:ROWS]},
         bench=_cut(data.get("bench"), budget),
         topology=_cut(data.get("topology"), budget),
+        promotion=_cut(promotion_shown(data), budget),
+        startup=_cut(startup_shown(data), budget),
         pins=[
             {key: text_of(pin.get(key)) for key in ("name", "version", "sha256", "source")}
             for pin in pins[:PIN_ROWS]

@@ -193,7 +193,8 @@ class Timeline:
         phases = last.get("phases") or []
         for place, (phase, seconds) in enumerate(phases):
             if phase == name:
-                return max(0.0, seconds - spent) + sum(later for _, later in phases[place + 1 :])
+                later: float = sum(took for _, took in phases[place + 1 :])
+                return max(0.0, float(seconds) - spent) + later
         return float(last["seconds"]) - self.elapsed()
 
     def phases(self) -> list[list[Any]]:

@@ -10,6 +10,7 @@ import pytest
 from tasks.digest import digest_of
 from tasks.onhost import promotion, service_state
 from tasks.promote import columns
+from tasks.report_serving import promotion_shown, startup_shown
 from tasks.startup import explain
 from tasks.status import parse_look
 from tasks.supervisors import Systemd, version_in
@@ -43,6 +44,41 @@ def test_both_columns_of_a_promotion_are_told_and_what_was_not_reached_is_a_dash
     assert rows[1].endswith("1 passed, 1 failed")
     assert rows[2].split()[-2:] == ["50.0", "80.0"]
     assert "3 min 20 s then 1 min 10 s" in rows[-1], "the first start and the warm one"
+
+
+def test_a_report_shows_a_promotion_in_small_and_damaged_evidence_as_nothing() -> None:
+    evidence = result(compiles_after_warmup=2, trial={"seconds": 9}, start={"seconds": 4})
+    shown = promotion_shown(
+        {"promotion": {**evidence, "why": "slower", "away_seconds": 70, "steps": [["a", 3]]}}
+    )
+    assert shown["eager"]["acceptance"] == "16 passed, 0 failed"
+    assert shown["optimized"]["start, first then second"] == "9 s then 4 s"
+    assert (shown["why"], shown["without a service"], shown["steps"]) == (
+        "slower",
+        "1 min 10 s",
+        {"a": "3 s"},
+    )
+    for damaged in (
+        None,
+        "x",
+        {"verdict": "promoted", "safe": 1, "candidate": {"bench": [{}]}},
+        {"verdict": 1, "steps": 5},
+    ):
+        assert promotion_shown({"promotion": damaged}) == {}
+
+
+def test_a_report_shows_a_start_beside_the_one_before() -> None:
+    start = {
+        "seconds": 70,
+        "before": {"seconds": 200},
+        "phases": [["loading weights", 60]],
+        "warmup": {"requests": 12},
+    }
+    shown = startup_shown({"startup": start})
+    assert (shown["took"], shown["the one before took"]) == ("1 min 10 s", "3 min 20 s")
+    assert shown["phases"] == {"loading weights": "1 min 0 s"}
+    for damaged in (None, [], {}, {"seconds": "x"}, {"seconds": 1, "phases": 3}):
+        assert startup_shown({"startup": damaged}) == {}
 
 
 @pytest.mark.parametrize(
