@@ -90,8 +90,12 @@ class Supervisord:
         return f"tail -n {lines} {'-F ' if follow else ''}{quote(log)}"
 
     def remove(self, names: tuple[str, ...]) -> str:
-        """Stop everything and supervisord itself; its files lie under the root."""
-        return f"if [ -x {self._python} ]; then {self._sv} shutdown; fi"
+        """Stop everything and supervisord itself, where a service was ever installed.
+
+        Its files lie under the root.
+        """
+        helper = quote(self._layout.run + "/sv.py")
+        return f"if [ -x {self._python} ] && [ -f {helper} ]; then {self._sv} shutdown; fi"
 
 
 def _percent(text: str) -> str:
