@@ -6,7 +6,6 @@ The tools environment is installed once for each kind; a test begins on a host t
 from __future__ import annotations
 
 import subprocess
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -500,7 +499,8 @@ def test_the_engines_user_reads_the_model_changes_nothing_of_it_and_has_caches_o
         ):
             assert rig.host.run(f"{as_engine} '{command}'", check=False).returncode != 0, command
         rig.host.run(f"{as_engine} 'cat {rig.dest}/*.safetensors >/dev/null'")
-        environ = rig.host.run(f"tr '\\0' '\\n' </proc/{pid}/environ").stdout
+        # only someone beside a container may read another user's environment
+        environ = rig.host.inside("cat", f"/proc/{pid}/environ").stdout.replace("\0", "\n")
         caches = [
             line.split("=", 1)[1] for line in environ.splitlines() if "/cache/" in line.partition("=")[2]
         ]
@@ -629,13 +629,19 @@ def test_a_controller_that_dies_midway_leaves_the_copy_going_and_the_next_run_at
 ) -> None:
     rig, second, _ = pair
     rig.weights("--limit", "gpu1")
+    # the fetcher is held the moment it begins
+    second.run(
+        "setsid -f sh -c 'while ! pkill -STOP -f [f]etch_weights.py; do sleep 0.02; done; touch /tmp/held'"
+        " >/dev/null 2>&1 </dev/null; rm -f /tmp/held"
+    )
     run = rig.site.start("weights", "-y", "--limit", "gpu2")
-    wait_for(lambda: second.run("pkill -STOP -f [f]etch_weights.py", check=False).returncode == 0, 120)
+    wait_for(lambda: second.run("test -e /tmp/held", check=False).returncode == 0, 180)
     run.kill()
     run.communicate()
-    threading.Timer(6, lambda: second.run("pkill -CONT -f [f]etch_weights.py")).start()
-    output = rig.weights("--limit", "gpu2")
-    assert "attached" in output
+    again = rig.site.start("weights", "-y", "--limit", "gpu2")
+    reads(again, "attached")
+    second.run("pkill -CONT -f [f]etch_weights.py")
+    ends(again, 0)
     assert second_rig(rig, second).is_whole()
     assert nothing_serves(rig.host)
 
