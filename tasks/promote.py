@@ -221,9 +221,10 @@ def concluded(plan: Plan, fast: str, outcome: Outcome) -> Done:
     if not result.get("verdict"):
         raise StepFailed(f"{outcome.why}\nLog on the host: {plan.layout.jobs}/{PROMOTE_JOB}/log")
     log = result.pop("log", [])
-    plan.record.note(
-        promotion=result, acceptance=(result.get("candidate") or {}).get("acceptance"), mode=serving(result)
-    )
+    plan.record.note(promotion=result, mode=serving(result))
+    # what is proven of the mode that serves, or the evidence of what was not
+    if result["verdict"] == "promoted" or result.get("reason") == "acceptance":
+        plan.record.note(acceptance=(result.get("candidate") or {}).get("acceptance"))
     for line in columns(result):
         plan.say(line)
     if result["verdict"] == "promoted":
