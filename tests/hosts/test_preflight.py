@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,17 @@ def site_of(folder: Path, hosts: dict[str, dict[str, Any]], **data: Any) -> Site
     return site
 
 
+def note_commands(machine: Machine) -> None:
+    """Have sshd note every command that it is asked to run."""
+    machine.write("/etc/ssh/sshd_config.d/log.conf", "LogLevel VERBOSE\n")
+    again = "systemctl reload ssh" if machine.kind == "systemd" else "pkill -HUP -o sshd"
+    machine.inside("sh", "-c", again)
+    time.sleep(0.2)
+    end = time.monotonic() + 30
+    while machine.run("true", check=False).returncode and time.monotonic() < end:
+        time.sleep(0.2)  # it starts itself anew
+
+
 def logins(machine: Machine) -> tuple[int, int]:
     """(sessions, commands) that sshd has noted so far."""
     log = machine.log_tail(100_000)
@@ -136,9 +148,7 @@ def test_a_host_like_the_recipes_passes_in_one_connection_and_stays_as_it_was(
     kind: Kind, pair: dict[Kind, Machine], tmp_path: Path
 ) -> None:
     machine = pair[kind]
-    machine.write("/etc/ssh/sshd_config.d/log.conf", "LogLevel VERBOSE\n")
-    reload_sshd = "systemctl reload ssh" if kind == "systemd" else "pkill -HUP -o sshd"
-    machine.inside("sh", "-c", reload_sshd)
+    note_commands(machine)
     recipe = small_recipe(tmp_path, "deepseek-v4-flash-sm120")
     machine.run("printf 'die-p2p' >/usr/lib/python3/dist-packages/torch/faults")
     site = site_of(tmp_path, {"rig": machine.inventory_data()}, recipe=recipe, **OFFLINE)
