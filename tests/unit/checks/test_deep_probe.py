@@ -141,6 +141,7 @@ def test_piped_it_does_all_of_it_and_leaves_no_file(tmp_path: Path) -> None:
     assert list(home.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_what_killed_ranks_leave_in_shared_memory_is_removed(tmp_path: Path) -> None:
     others = [Path(f"/dev/shm/{name}-{os.getpid()}") for name in ("nccl-before", "unrelated")]
     ours = Path(f"/dev/shm/nccl-{os.getpid()}-rank")
