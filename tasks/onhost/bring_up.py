@@ -162,9 +162,11 @@ class Timeline:
         return time.monotonic() - self.began
 
     def enter(self, reading: Any) -> None:
-        """Note the phase; going back to an earlier one is a new row only when it brings something new."""
+        """Note the phase, and before it those that came and went since the last look (as taking no time)."""
         now = time.monotonic()
         mark = "%s %d %d %s" % (reading.phase, reading.done, reading.total, reading.note)
+        known = [row[0] for row in self.rows]
+        self.rows += [[name, 0.0] for name in reading.seen if name not in known and name != reading.phase]
         if not self.rows or self.rows[-1][0] != reading.phase:
             self.rows.append([reading.phase, 0.0])
         if mark != self.mark:

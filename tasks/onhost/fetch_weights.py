@@ -52,6 +52,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import stat
 import sys
 import tempfile
@@ -73,6 +74,8 @@ WORK = ".rackwright-download"  # beside the model: parts, clients' homes, the lo
 REJECTED = ".rackwright-rejected"  # beside the model: wrong files, kept for a look
 ATTEMPTS = 3  # wrong copies of one file before the run stops
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # a network file system that knows none
+BEAT = 5.0  # seconds between two signs of life in the lock, for hosts that share the folder
+WATCH = 12.0  # seconds without one after which another host's lock counts as left behind
 GRACE = 5.0  # seconds that a stopped run waits for its workers
 STUCK = 6  # failures of one file at one source in a row without a new byte before that pair is given up
 SECRET_NAMES = ("HF_TOKEN", "MODELSCOPE_API_TOKEN", "RACKWRIGHT_PEER_TOKEN", "AWS_ACCESS_KEY_ID",
@@ -244,11 +247,16 @@ def held(path: str) -> bool:
 
 
 class Lock:
-    """One run a model: a lock that ends with the process, whatever ends it."""
+    """One run a model: a lock that ends with the process, whatever ends it.
+
+    On storage that several hosts share, locks may not reach the other host (or there are none at all), so the
+    holder also writes into the file every few seconds.
+    """
 
     def __init__(self, path: str) -> None:
         self.path = path
         self._fd = -1
+        self._done = threading.Event()
 
     def __enter__(self) -> Lock:
         os.makedirs(os.path.dirname(self.path), exist_ok=True)
@@ -257,13 +265,12 @@ class Lock:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as e:
-                if e.errno in NO_LOCKS:
-                    break
-                if not isinstance(e, BlockingIOError):
-                    raise
-                owner = os.read(fd, 32).decode("ascii", "replace").strip()
-                os.close(fd)
-                raise Locked(f"process {owner or 'unknown'} works on this model already") from None
+                if e.errno not in NO_LOCKS:
+                    if not isinstance(e, BlockingIOError):
+                        raise
+                    owner = self._owner(fd)[0]
+                    os.close(fd)
+                    raise Locked(f"process {owner or 'unknown'} works on this model already") from None
             try:
                 same = os.fstat(fd).st_ino == os.stat(self.path).st_ino
             except FileNotFoundError:
@@ -271,14 +278,50 @@ class Lock:
             if same:
                 break
             os.close(fd)  # the run before removed the file that this one had opened
-        os.ftruncate(fd, 0)
-        os.write(fd, str(os.getpid()).encode())
+        process, host = self._owner(fd)
+        if host not in ("", socket.gethostname()) and self._lives(fd):
+            os.close(fd)
+            raise Locked(f"process {process} on host {host} works on this model already")
         self._fd = fd
+        self._sign()
+        threading.Thread(target=self._beat, daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._done.set()
         os.unlink(self.path)
         os.close(self._fd)
+
+    @staticmethod
+    def _owner(fd: int) -> tuple[str, str]:
+        """Process and host that the file names; empty where it names none."""
+        words = os.pread(fd, 256, 0).decode("utf-8", "replace").split()
+        return (words[0], words[1]) if len(words) >= 2 else ("".join(words[:1]), "")
+
+    @staticmethod
+    def _lives(fd: int) -> bool:
+        """The file changes while one looks: no two clocks are compared."""
+        before = os.pread(fd, 256, 0)
+        end = time.monotonic() + WATCH
+        while time.monotonic() < end:
+            time.sleep(min(1.0, WATCH / 10))
+            if os.pread(fd, 256, 0) != before:
+                return True
+        return False
+
+    def _sign(self, beat: int = 0) -> None:
+        text = f"{os.getpid()} {socket.gethostname()} {beat}\n".encode()
+        os.ftruncate(self._fd, len(text))
+        os.pwrite(self._fd, text, 0)
+
+    def _beat(self) -> None:
+        beat = 0
+        while not self._done.wait(BEAT):
+            beat += 1
+            try:
+                self._sign(beat)
+            except OSError:
+                return  # a full disk, or the end of the run
 
 
 class Serving:

@@ -90,7 +90,7 @@ def test_a_faster_mode_that_earns_it_is_kept_and_promoting_again_changes_nothing
         (("hanging",), "deadline"),
         (("wrong_answer",), "acceptance"),
         (("slow=0.04",), "slower"),
-        (("dies_after=4", PACE), "gave-up ended crash acceptance benchmark warm-up"),
+        (("dies_at_request=30", PACE), "gave-up ended crash acceptance benchmark warm-up"),
     ],
 )
 def test_a_mode_that_fails_its_trial_never_meets_a_client_and_eager_is_back(

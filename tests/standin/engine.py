@@ -20,7 +20,7 @@ Faults: STANDIN_FAULTS="name,name=value" and, read again for every request, the 
 STANDIN_FAULT_FILE names: ["name", "name=value"] or {"name": true, "name": value}.
 
     process      dies_at_start  never_ready  slow_start=S  healthy_but_dies_at_first_request  ignores_sigterm
-                 dies_after=S
+                 dies_at_request=N
     identity     wrong_model_name  model_swap  wrong_version
     whole reply  ok_with_error_body  hanging  slow=S (a token)  wrong_answer  empty_answer  random_weights
                  trickle=S (a byte)  no_tokenize  no_metrics  server_error  echoes_key
@@ -680,6 +680,9 @@ class Handler(BaseHTTPRequestHandler):
         with engine.lock:
             engine.asked += 1
             number = engine.asked
+        if "dies_at_request" in faults and number >= int(faults["dies_at_request"]):
+            engine.die("RuntimeError: worker died")
+            raise Hangup
         if "fails_every" in faults and number % int(faults["fails_every"]) == 0:
             raise HttpError(503, "The engine is overloaded.", "ServiceUnavailableError")
         if "slow_every" in faults and number % int(faults["slow_every"]) == 0:
@@ -1033,8 +1036,6 @@ def main(argv: list[str]) -> int:
             "ERROR",
         )
         return 1
-    if "dies_after" in faults and not stopping.wait(float(faults["dies_after"] or 1)):
-        engine.die("RuntimeError: worker died")
     stopping.wait()
     engine.log("Shutting down")
     engine.stop()

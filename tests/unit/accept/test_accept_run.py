@@ -73,6 +73,10 @@ def raw_server() -> Iterator[Any]:
                     while repeat and not over.is_set():
                         client.sendall(repeat)
                         time.sleep(pause)
+                    # unread bytes at the close would turn the end into a reset
+                    client.shutdown(socket.SHUT_WR)
+                    while client.recv(65536):
+                        pass
                 except OSError:
                     return
 

@@ -137,6 +137,18 @@ def test_the_time_left_is_what_the_last_start_took_from_this_phase_on(
     assert timeline.left() == "up in about 20 s"
 
 
+def test_phases_that_came_and_went_between_two_looks_are_told_in_their_place() -> None:
+    timeline = Timeline(None, {})
+    timeline.enter(read("Starting to load model /m"))
+    later = "CPU KV cache size: 1,048,576 tokens\nStarted server process [1]\n"
+    timeline.enter(read("Starting to load model /m\nInitial profiling/warmup run took 2 s\n" + later))
+    phases = timeline.phases()
+    assert [name for name, _ in phases] == [
+        "loading weights", "measuring memory", "making the KV cache", "opening the port",
+    ]  # fmt: skip
+    assert [seconds for _, seconds in phases[1:3]] == [0.0, 0.0]
+
+
 def test_a_phase_that_gets_on_is_not_overdue(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr("tasks.onhost.bring_up.time.monotonic", lambda: clock[0])
