@@ -19,6 +19,7 @@ from tasks.remote import LostHost, Remote, quote, write_file
 HEARTBEAT_SECONDS = 30
 SHOW_SECONDS = 5
 LOST_SECONDS = 600
+BUSY_SECONDS = 20
 LOG_BYTES = 4000
 
 
@@ -210,14 +211,21 @@ def run_job(
     Lost connections are taken up again for ten minutes; the job goes on meanwhile.
     """
     began = clock()
-    answer = remote.run(start_script(job, program), stdin=job.stdin or "\n", timeout=90)
-    word, _, rest = answer.stdout.strip().partition(" ")
+    word = "busy"  # another controller is starting the same job this very moment
+    while word == "busy":
+        answer = remote.run(start_script(job, program), stdin=job.stdin or "\n", timeout=90)
+        word, _, rest = answer.stdout.strip().partition(" ")
+        if word == "busy":
+            if clock() - began > BUSY_SECONDS:
+                break
+            sleep(0.5)
     if word == "other":
         return Outcome(
             False, 0, {}, "", f"another {job.name} job is running for other inputs ({rest[:12]}); wait for it"
         )
     if word == "busy":
-        return Outcome(False, 0, {}, "", f"another run is starting {job.name} this very moment; run again")
+        why = f"another run has been starting {job.name} for {BUSY_SECONDS} s; run again in two minutes"
+        return Outcome(False, 0, {}, "", why)
     if word not in ("started", "attached", "done"):
         return Outcome(
             False, 0, {}, "", f"the job could not be started: {answer.stderr.strip() or answer.stdout}"

@@ -9,10 +9,22 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import pytest
 
-from tasks.jobs import Job, JobState, Meter, Progress, in_time, last_progress, outcome_of, parse_status
+from tasks.jobs import (
+    Job,
+    JobState,
+    Meter,
+    Progress,
+    in_time,
+    last_progress,
+    outcome_of,
+    parse_status,
+    run_job,
+)
+from tasks.remote import Remote, Result
 
 JOB_SH = str(Path(__file__).parents[3] / "tasks" / "onhost" / "job.sh")
 
@@ -182,3 +194,44 @@ def test_an_outcome_says_why_it_failed() -> None:
     assert (outcome_of(work, failed).ok, outcome_of(work, failed).seconds) == (False, 5)
     assert outcome_of(work, failed).result == {"error": {}}
     assert "died" in str(outcome_of(work, parse_status("state=dead")).why)
+
+
+class Here:
+    """This machine as a host."""
+
+    def run(self, script: str, *, stdin: str | None = None, timeout: float = 60) -> Result:
+        """Run it with sh."""
+        done = subprocess.run(
+            ["sh", "-c", script], input=stdin or "", capture_output=True, text=True, timeout=timeout
+        )
+        return Result(done.returncode, done.stdout, done.stderr)
+
+
+def test_a_start_that_another_controller_is_making_is_waited_for(tmp_path: Path) -> None:
+    folder = tmp_path / "job"
+    (folder / "starting").mkdir(parents=True)
+    waits: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 3:
+            (folder / "starting").rmdir()
+
+    wanted = Job("build", str(folder), "k1", ("echo", '{"a": 1}'))
+    outcome = run_job(cast(Remote, Here()), JOB_SH, wanted, lambda text: None, sleep=sleep)
+    assert (outcome.ok, outcome.result) == (True, {"a": 1})
+
+
+def test_a_start_that_never_ends_is_told(tmp_path: Path) -> None:
+    (tmp_path / "starting").mkdir()
+    clock = [0.0]
+
+    def sleep(seconds: float) -> None:
+        clock[0] += seconds
+
+    wanted = Job("build", str(tmp_path), "k1", ("true",))
+    outcome = run_job(
+        cast(Remote, Here()), JOB_SH, wanted, lambda text: None, clock=lambda: clock[0], sleep=sleep
+    )
+    assert not outcome.ok
+    assert outcome.why == "another run has been starting build for 20 s; run again in two minutes"
