@@ -72,16 +72,16 @@ def test_what_a_killed_run_of_this_host_left_costs_no_time(
 ) -> None:
     monkeypatch.setattr(fw, "WATCH", 60)
     path.parent.mkdir()
+
+    def take(done: threading.Event) -> None:
+        with fw.Lock(str(path)):
+            done.set()
+
     for left in (f"123 {socket.gethostname()} 7\n", "123", ""):
         path.write_text(left)
-        ended = threading.Event()
-
-        def take() -> None:
-            with fw.Lock(str(path)):
-                ended.set()
-
-        threading.Thread(target=take, daemon=True).start()
-        assert ended.wait(5), left
+        done = threading.Event()
+        threading.Thread(target=take, args=(done,), daemon=True).start()
+        assert done.wait(5), left
 
 
 def test_the_lock_shows_signs_of_life_until_it_ends(path: Path) -> None:
