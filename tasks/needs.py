@@ -55,6 +55,10 @@ def needs_of(plan: Plan) -> Needs:
         env_kind=settings.env_kind,
         glibc="2.28" if isinstance(pins, WheelRoute) else None,  # manylinux_2_28 wheels
         cpu_flags=tuple(hardware.cpu_flags),
+        libraries=tuple(hardware.libraries),
+        compiles_later=not all(
+            recipe.flags(mode, plan.route).get("enforce-eager") for mode in recipe.serve.modes
+        ),
         ram_bytes=0
         if any(state.running for state in plan.services.values())
         else int(hardware.ram_gib * GIB),

@@ -93,6 +93,7 @@ class Hardware(Part):
     driver: str | None = Field(None, pattern=r"^\d+(\.\d+)*$")
     cuda_toolkit: str | None = Field(None, pattern=r"^\d+\.\d+$")
     cpu_flags: list[str] = []
+    libraries: list[Literal["libnuma.so.1"]] = []  # what the probe looks for
     ram_gib: float = 2
     shm_gib: float = 0
     nofile: int = Field(65535, gt=0)

@@ -23,6 +23,7 @@ CHECKS: dict[str, Check] = {
     "host.kernel": host.kernel,
     "host.glibc": host.glibc,
     "host.cpu": host.cpu,
+    "host.libraries": host.libraries,
     "host.memory": host.memory,
     "host.cgroup_limits": host.cgroup_limits,
     "host.clock": host.clock,

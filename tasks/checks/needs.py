@@ -64,6 +64,7 @@ class Needs:
     of this deployment that already run: they may hold its ports and its GPUs. `flags` are the engine's
     flags and `env` its environment in the chosen mode, for combinations that cannot work. `python` is the
     version of the engine's environment, `python_path` the interpreter that the site names for it.
+    `compiles_later`: another mode of the recipe compiles, though the present one does not.
     """
 
     root: str
@@ -79,6 +80,8 @@ class Needs:
     kernel: str | None = "4.18"
     glibc: str | None = None
     cpu_flags: tuple[str, ...] = ()
+    libraries: tuple[str, ...] = ()
+    compiles_later: bool = False
     ram_bytes: int = 0
     build_jobs: int | None = None
     build_bytes_per_job: int = 6 * GIB

@@ -52,12 +52,16 @@ class EnvFacts:
 
 @dataclass(frozen=True)
 class ToolFacts:
-    """Programs by name (only those found), interpreters, conda, the engine's environment."""
+    """Programs by name (only those found), interpreters, conda, the engine's environment.
+
+    `libraries`: path of each shared library that was looked for, "" when it is not there.
+    """
 
     found: Mapping[str, Tool] = field(default_factory=dict)
     pythons: tuple[PythonFacts, ...] = ()
     conda: CondaFacts | None = None
     micromamba: str | None = None
+    libraries: Mapping[str, str] = field(default_factory=dict)
     env: EnvFacts | None = None
     reasons: Mapping[str, str] = field(default_factory=dict)
 
@@ -87,6 +91,9 @@ def parse_tools(sections: Mapping[str, Section]) -> ToolFacts:
         pythons=tuple(_python(s) for name, s in sections.items() if name.startswith("python.")),
         conda=conda,
         micromamba=conda_pairs.get("micromamba") or None,
+        libraries={
+            key.removeprefix("library."): path for key, path in pairs.items() if key.startswith("library.")
+        },
         env=_env(sections.get("env")),
         reasons={} if pairs else {"*": section.why},
     )

@@ -23,6 +23,14 @@ make --version
 uv --version
 rustc --version
 RW_END
+  # shared libraries that engines' wheels expect of the system
+  for rw_k in libnuma.so.1; do
+    rw_q=$(PATH=$rw_path:/usr/sbin:/sbin ldconfig -p 2>/dev/null | sed -n "s|.*$rw_k .*=> ||p" | head -n 1)
+    for rw_m in /usr/lib/*/"$rw_k" /lib/*/"$rw_k" /usr/lib64/"$rw_k" /usr/lib/"$rw_k"; do
+      [ "$rw_q" ] || [ ! -e "$rw_m" ] || rw_q=$rw_m
+    done
+    kv "library.$rw_k" "$rw_q"
+  done
   return 0
 }
 # conda is slow to start: its version is the name of a file in its prefix.
@@ -71,7 +79,8 @@ for dist in metadata.distributions():
     if name in wanted:
         print("package.%s=%s" % (name, dist.version))
     head, _, major = name.rpartition("-cu")
-    if head.startswith("nvidia-") and major.isdigit():
+    # cutlass-dsl brings compilers for both majors and no library that a process loads
+    if head.startswith("nvidia-") and major.isdigit() and "cutlass" not in head:
         majors.add(major)
 print("cuda_majors=%s" % " ".join(sorted(majors)))'
 }

@@ -103,6 +103,21 @@ def test_the_missing_instruction_set_is_named(host: MakeHost, needs: MakeNeeds) 
     assert (finding.status, finding.summary) == ("fail", "the CPU has no AVX2")
 
 
+def test_a_library_that_the_engine_is_linked_against_is_named_with_its_package(
+    host: MakeHost, needs: MakeNeeds
+) -> None:
+    wanted = needs(libraries=("libnuma.so.1",))
+    missing = host_checks.libraries(wanted, host(tools={"libraries": {"libnuma.so.1": ""}}))
+    assert isinstance(missing, Finding)
+    assert (missing.status, missing.fix) == ("fail", "apt-get install -y libnuma1")
+    path = "/lib/x86_64-linux-gnu/libnuma.so.1"
+    there = host_checks.libraries(wanted, host(tools={"libraries": {"libnuma.so.1": path}}))
+    assert isinstance(there, Finding) and (there.status, there.observed) == ("ok", path)
+    unknown = host_checks.libraries(wanted, host(tools={"libraries": {}}))
+    assert isinstance(unknown, Finding) and unknown.status == "skipped"
+    assert host_checks.libraries(needs(libraries=()), host()) == []
+
+
 def test_the_container_limit_counts_and_not_what_free_shows(host: MakeHost, needs: MakeNeeds) -> None:
     rented = host(
         memory={"total": 1007 * GIB, "available": 900 * GIB},
@@ -326,6 +341,18 @@ def test_a_venv_from_a_python_without_headers_cannot_compile(host: MakeHost, nee
     bare = host(tools={"pythons": (PythonFacts("/usr/bin/python3", "3.12.3", "/usr", True, True, False),)})
     assert build.tools(needs(route="source"), bare).fix == "apt-get install -y python3.12-dev"
     assert build.tools(needs(), bare).status == "ok"
+
+
+def test_what_only_another_mode_compiles_with_is_a_warning(host: MakeHost, needs: MakeNeeds) -> None:
+    bare = host(
+        tools={
+            "found": {"gcc": Tool("/usr/bin/gcc", "12.2")},
+            "pythons": (PythonFacts("/usr/bin/python3", "3.12.3", "/usr", True, True, False),),
+        }
+    )
+    finding = build.tools(needs(compiles_later=True, gpu=None), bare)
+    assert (finding.status, finding.fix) == ("warn", "apt-get install -y g++ python3.12-dev")
+    assert build.tools(needs(compiles_later=False, gpu=None), bare).status == "ok"
 
 
 def test_build_jobs_are_held_against_the_containers_memory(host: MakeHost, needs: MakeNeeds) -> None:

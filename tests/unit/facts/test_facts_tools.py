@@ -11,6 +11,8 @@ at.g++=
 at.git=/usr/bin/git
 version.git=git version 2.39.5
 at.nvcc=/usr/local/cuda/bin/nvcc
+library.libnuma.so.1=/lib/x86_64-linux-gnu/libnuma.so.1
+library.libnope.so.9=
 @@rc:0
 @@rw:conda
 conda=/root/miniconda3/bin/conda
@@ -45,6 +47,11 @@ def test_programs_have_path_and_version() -> None:
     assert facts.found["git"].version == "2.39.5"
     assert "g++" not in facts.found
     assert facts.has("g++", "gcc") == "gcc"
+
+
+def test_libraries_have_a_path_or_none() -> None:
+    facts = parse_tools(split_sections(TOOLS))
+    assert facts.libraries == {"libnuma.so.1": "/lib/x86_64-linux-gnu/libnuma.so.1", "libnope.so.9": ""}
 
 
 def test_condas_version_comes_from_its_meta_file() -> None:
