@@ -79,7 +79,7 @@ def test_a_limit_may_be_a_host_a_group_or_a_pattern(inventory: str, limit: str) 
 
 def test_mistakes_of_hosts_outside_the_limit_do_not_matter(tmp_path: Path) -> None:
     path = tmp_path / "mixed.py"
-    path.write_text(INVENTORY.replace("('gpu2'", "").replace('"gpu2", {', '"gpu2", {"port": 0, '))
+    path.write_text(INVENTORY.replace('"gpu2", {', '"gpu2", {"port": 0, '))
     assert handed_over("site", str(path), "--limit", "gpu1")
     assert "mixed.py: host gpu2: port = 0" in refused("site", str(path))
 
