@@ -9,6 +9,8 @@ from tasks.paths import ONHOST, TOOLS_LOCK, UV_LOCK
 from tasks.recipe import Recipe
 from tasks.remote import Remote, quote, tar_base64
 
+KEPT_VERSIONS = 3
+
 
 @dataclass(frozen=True)
 class Bundle:
@@ -36,6 +38,10 @@ def bundle_for(recipe: Recipe) -> Bundle:
     if recipe.engine.wheel:
         own = "".join(wheel.lock_line for wheel in recipe.engine.wheel.wheels)
         files["engine.lock"] = (recipe.beside(recipe.engine.wheel.lock).read_bytes() + own.encode(), 0o644)
+    generate = recipe.model.sources.generate
+    data = (ONHOST / generate.program).with_suffix(".safetensors") if generate else None
+    if data and data.is_file():
+        files[data.name] = (data.read_bytes(), 0o644)
     if recipe.model.manifest:
         files["model.sha256"] = (recipe.beside(recipe.model.manifest).read_bytes(), 0o644)
     digest = hashlib.sha256()
@@ -55,7 +61,10 @@ def ship(remote: Remote, bundle: Bundle, lib: str) -> str | None:
         f"if [ -f {folder}/.whole ]; then cat >/dev/null; exit 0; fi\n"
         f"mkdir -p {root} && : >{root}/.rackwright && rm -rf {new} && mkdir -p {new}"
         f" && base64 -d | tar -xzf - -C {new} && : >{new}/.whole && rm -rf {folder} && mv {new} {folder}"
-        f" && mkdir -p {root}/tmp {root}/run {root}/logs {root}/receipts {root}/cache/home"
+        f" && mkdir -p {root}/tmp {root}/run {root}/logs {root}/receipts {root}/cache/home\n"
+        # a job of the version before may still run; older ones are of no use
+        f"rc=$?; ls -1dt {quote(lib)}/*/ | tail -n +{KEPT_VERSIONS + 1} | while IFS= read -r old; do"
+        ' rm -rf "$old"; done; exit $rc'
     )
     done = remote.run(script, stdin=tar_base64(bundle.files), timeout=180)
     return None if done.ok else (done.stderr.strip() or f"exit code {done.rc}")

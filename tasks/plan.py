@@ -40,6 +40,8 @@ from tasks.supervisors import ServiceState, Supervisor, Supervisord, Systemd, ch
 from tasks.terminal import shape
 
 SERVICE_USER = "rackwright"
+# programs between a supervisor and the engine, below <root>/run
+WRAPPERS = ("start-engine.sh", "docker-engine.sh")
 
 
 class Stop(Exception):
@@ -142,7 +144,7 @@ class Plan:
             cache_key=self._cache_key,
         )
         container = container_of(self.recipe.route(self.route), self.receipt("engine"))
-        return docker_spec(spec, container, f"{self.lib}/docker-engine.sh") if container else spec
+        return docker_spec(spec, container, f"{self.layout.run}/docker-engine.sh") if container else spec
 
     @property
     def _cache_key(self) -> str:
@@ -177,7 +179,7 @@ class Plan:
         files = (
             *(systemd.unit_path(name) for name in names),
             *(f"{run}/programs/{name}.conf" for name in names),
-            *(f"{run}/{name}" for name in ("supervisord.conf", "sv.py", "up.sh", "start-engine.sh")),
+            *(f"{run}/{name}" for name in ("supervisord.conf", "sv.py", "up.sh", *WRAPPERS)),
         )
         user_units = Systemd(user=True, home="$HOME").status(names)
         supervisord = Supervisord(self.layout, self.settings.instance)

@@ -21,6 +21,7 @@ from tasks.steps import Done, StepFailed, python_of
 
 READY = (ONHOST / "ready.py").read_text("utf-8")
 WRAPPER = (ONHOST / "start-engine.sh").read_text("utf-8")
+CONTAINER_WRAPPER = (ONHOST / "docker-engine.sh").read_text("utf-8")
 PROMOTE_JOB = "promote"
 KEPT_CACHES = 3
 
@@ -121,7 +122,8 @@ def cache_key(spec: LaunchSpec) -> str:
 
 def files_of(plan: Plan, spec: LaunchSpec) -> dict[str, str]:
     """Path -> content; none of it changes with rackwright's version unless its content does."""
-    return {**plan.supervisor.files(spec, plan.service_names), spec.wrapper: WRAPPER}
+    inner = {f"{plan.layout.run}/docker-engine.sh": CONTAINER_WRAPPER} if plan.route == "docker" else {}
+    return {**plan.supervisor.files(spec, plan.service_names), spec.wrapper: WRAPPER, **inner}
 
 
 def files_are_there(plan: Plan, spec: LaunchSpec) -> bool:
