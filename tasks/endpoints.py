@@ -18,6 +18,7 @@ from tasks.facts import Unless
 from tasks.model.sources import need_clients, source_of
 from tasks.onhost.wheel_lock import canonical, parse_lock
 from tasks.paths import MINIFORGE, ROOT, TOOLS_LOCK
+from tasks.proxy import served
 from tasks.recipe import DockerRoute, SourceRoute, WheelRoute
 from tasks.remote import quote
 
@@ -63,10 +64,21 @@ def endpoints_of(plan: Plan) -> tuple[EndpointNeed, ...]:
             both = (*seen.unless, *(case for case in need.unless if case not in seen.unless))
             purpose = seen.purpose if need.purpose == seen.purpose else f"{seen.purpose}, {need.purpose}"
             found[need.url] = replace(seen, purpose=purpose, unless=both)
+    if plan.settings.proxy_script:
+        found = {url: _proxied(need, plan.settings.proxy_script) for url, need in found.items()}
     if plan.settings.mirrors == "auto":
         instead = "mirrors = 'auto': servers that answer are chosen before anything is fetched."
         return tuple(replace(need, alternative=need.alternative or instead) for need in found.values())
     return tuple(found.values())
+
+
+def _proxied(need: EndpointNeed, script: str) -> EndpointNeed:
+    """A server that is asked through the proxy of a script: trying it without would say nothing."""
+    if not served(need.url):
+        return need
+    there = f"[ -r {quote(script)} ]"
+    cases = need.unless or (Unless(),)
+    return replace(need, unless=tuple(replace(case, done=f"{case.done} || {there}") for case in cases))
 
 
 def _bundle_fix(plan: Plan) -> str:

@@ -12,6 +12,7 @@ from tasks.model.sources import need_clients
 from tasks.offline import bundle_of
 from tasks.paths import MINIFORGE, TOOLS_LOCK
 from tasks.plan import Plan
+from tasks.proxy import through_proxy
 from tasks.receipts import Artifact
 from tasks.recipe import DockerRoute, PinnedWheel
 from tasks.steps import Done, job, onhost, python_of
@@ -104,7 +105,7 @@ class Environment:
             "mirrors": url_mirrors(plan),
             "offline": bundle is not None,
         }
-        argv = ("python3", onhost(plan, "fetch_files.py"), "--stdin")
+        argv = through_proxy(plan, ("python3", onhost(plan, "fetch_files.py"), "--stdin"))
         job(plan, "miniforge", digest_of(request), argv, stdin=json.dumps(request), again=True, deadline=3600)
         return f"{plan.layout.wheels}/{pins['file']}"
 
@@ -191,7 +192,7 @@ def pinned_wheels(plan: Plan, wheels: list[PinnedWheel]) -> None:
         "mirrors": url_mirrors(plan),
         "offline": index["offline"],
     }
-    argv = (python_of(plan), onhost(plan, "fetch_files.py"), "--stdin")
+    argv = through_proxy(plan, (python_of(plan), onhost(plan, "fetch_files.py"), "--stdin"))
     key = digest_of(request)
     job(plan, "engine-files", key, argv, stdin=json.dumps(request), again=True, deadline=6 * 3600)
 

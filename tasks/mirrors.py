@@ -9,6 +9,8 @@ from typing import Any
 from tasks.digest import digest_of
 from tasks.paths import INVENTORIES
 from tasks.plan import Plan
+from tasks.proxy import through_proxy
+from tasks.remote import quote
 from tasks.steps import Done, StepFailed, onhost
 
 GITHUB = "https://github.com/"
@@ -71,8 +73,9 @@ class Mirrors:
     def act(self) -> Done:
         """Ask all at once, within a minute."""
         plan = self.plan
+        argv = through_proxy(plan, ("python3", onhost(plan, "measure_mirrors.py"), "--stdin"))
         answer = plan.remote.run(
-            f"python3 '{onhost(plan, 'measure_mirrors.py')}' --stdin",
+            " ".join(quote(word) for word in argv),
             stdin=json.dumps({"kinds": candidates()}),
             timeout=MEASURE_SECONDS,
         )

@@ -78,6 +78,7 @@ class Settings(BaseModel):
     torch_index_url: str | None = None
     url_mirrors: dict[str, str] = {}
     mirrors: Literal["none", "auto"] = "none"
+    proxy_script: str | None = None
     bundle: str | None = None
     wheelhouse: str = "wheelhouse"
     source_archive: str | None = None
@@ -97,7 +98,7 @@ class Settings(BaseModel):
     lines: int = Field(50, ge=1, le=100_000)
 
     @field_validator(
-        *("root", "model_root", "model_path", "python", "source_archive", "bundle"),
+        *("root", "model_root", "model_path", "python", "source_archive", "bundle", "proxy_script"),
         *("hub_token_file", "modelscope_token_file", "s3_credentials_file", "s3_ca_bundle"),
     )
     @classmethod

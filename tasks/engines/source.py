@@ -35,6 +35,7 @@ from tasks.launch import CUDA_HOME, SYSTEM_PATH
 from tasks.offline import bundle_of
 from tasks.paths import ROOT
 from tasks.plan import Plan
+from tasks.proxy import through_proxy
 from tasks.receipts import Artifact
 from tasks.recipe import SourceRoute
 from tasks.remote import quote, write_file
@@ -242,7 +243,7 @@ class SourceEngine:
         }
         outcome = self._job(
             "engine-build",
-            "build_engine.py",
+            self._program("build_engine.py"),
             request,
             env=tuple(sorted(self._build_environment().items())),
             deadline=BUILD_HOURS * 3600,
@@ -291,7 +292,8 @@ class SourceEngine:
             "pins": pins.dependencies,
             "offline": bundle is not None,
         }
-        return self._job("engine-source", "fetch_source.py", request, deadline=6 * 3600).result
+        argv = through_proxy(plan, self._program("fetch_source.py"))
+        return self._job("engine-source", argv, request, deadline=6 * 3600).result
 
     def _archive_on_host(self, path: str) -> str:
         """`source_archive` lies on the host, or on the controller and is sent."""
@@ -347,7 +349,7 @@ class SourceEngine:
                 "offline": index["offline"],
                 "cache": f"{plan.layout.root}/cache/uv",
             }
-            self._job("engine-resolve", "resolve_env.py", request, deadline=3600)
+            self._job("engine-resolve", self._program("resolve_env.py"), request, deadline=3600)
         self._install_lock("engine-packages", self.lock, {})
 
     def _torch_index_of_site(self) -> str | None:
@@ -422,12 +424,13 @@ class SourceEngine:
             ) from failure
         plan.say(f"engine: kept for other hosts in {dest}")
 
-    def _job(self, name: str, program: str, request: dict[str, Any], **more: Any) -> Outcome:
+    def _program(self, name: str) -> tuple[str, ...]:
+        return (self.python, onhost(self.plan, name), "--stdin")
+
+    def _job(self, name: str, argv: tuple[str, ...], request: dict[str, Any], **more: Any) -> Outcome:
         """One phase. What was done before is looked at again: it may be gone since."""
-        plan = self.plan
-        argv = (self.python, onhost(plan, program), "--stdin")
         return job(
-            plan,
+            self.plan,
             name,
             digest_of([self.digest(), request]),
             argv,

@@ -8,9 +8,11 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 from tasks.jobs import Outcome, status
+from tasks.mirrors import picked
 from tasks.model import sources
 from tasks.model.peer import NoPeer, delivering, has_model, manifest_file, serving, stamp_file, stop_serving
 from tasks.plan import Plan
+from tasks.proxy import through_proxy
 from tasks.receipts import Artifact
 from tasks.recipe import SourceName
 from tasks.remote import LostHost, quote
@@ -113,7 +115,8 @@ class Weights:
                 raise StepFailed(f"{failure}\nNot asked: {why}", failure.log) from failure
 
     def _source(self, name: SourceName) -> dict[str, Any] | None:
-        return sources.source_of(name, self.plan.recipe, self.plan.settings)
+        settings = sources.at_mirror(self.plan.settings, picked(self.plan, "hub_endpoint", None))
+        return sources.source_of(name, self.plan.recipe, settings)
 
     def _before(self, name: SourceName) -> list[SourceName]:
         """The sources that the site prefers to this one."""
@@ -158,7 +161,7 @@ class Weights:
             plan,
             self.name,
             self.digest(),
-            ("sh", "-c", self._generate()) if generate else argv,
+            ("sh", "-c", self._generate()) if generate else through_proxy(plan, argv),
             stdin=json.dumps(request),
             env=(("TMPDIR", plan.layout.tmp),),
             deadline=DEADLINE,

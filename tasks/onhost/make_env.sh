@@ -74,7 +74,8 @@ if [ -n "$conda" ]; then
     if "$conda" create --yes --quiet --prefix "$prefix" "python=${version%+}" pip >&2 && [ -x "$prefix/bin/python" ]; then
         used=conda
     elif [ "$kind" = conda ]; then
-        problem conda_failed "conda create failed" "read the log lines above; a mirror can be set in ~/.condarc"
+        rm -rf "$prefix"
+        problem conda_failed "$conda create failed" "read the log lines above; a mirror can be set in ~/.condarc"
     else
         echo "conda create failed; a venv is made instead" >&2
         rm -rf "$prefix"

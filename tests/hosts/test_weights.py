@@ -14,6 +14,9 @@ from machines import Machine, free_port
 from sites import Site
 from weight_rigs import ROOT, Checkpoint, Rig, forget, kept, rehearsal, tiny, wait_for, write_recipe
 
+from tasks.digest import digest_of
+from tasks.mirrors import candidates
+from tasks.receipts import Receipt
 from tests.weights.servers import TOKEN, Fault, Hub, running
 
 # bytes of the second shard: more than the 1 MiB that huggingface_hub writes at a time
@@ -179,6 +182,35 @@ def test_an_upload_is_copied_or_linked_so_that_there_is_one(rig: Rig) -> None:
     assert rig.host.run(f"readlink {rig.dest}/config.json").stdout.strip() == "/srv/upload/config.json"
     rig.weights()
     assert rig.site.report(rig.host.name, "weights")["steps"][-1]["status"] == "unchanged"
+
+
+def test_the_hub_that_was_measured_to_be_the_fastest_serves(rig: Rig) -> None:
+    with running(rig.model.files, "huggingface") as hub:
+        measured = Receipt("mirrors", digest_of(candidates()), 1.0, {"chosen": {"hub_endpoint": hub.url}})
+        rig.host.run(measured.write(f"{ROOT}/receipts"))
+        rig.set(mirrors="auto")
+        try:
+            output = rig.weights()
+        finally:
+            rig.host.run(f"rm {ROOT}/receipts/mirrors.json")
+        assert f"{len(rig.model.files)} files came from huggingface" in output
+        assert sum(hub.sent.values()) == rig.model.bytes
+    assert rig.is_whole()
+
+
+def test_a_providers_proxy_script_takes_hugging_face_and_not_the_host_itself(rig: Rig) -> None:
+    with running(rig.model.files, "huggingface") as hub:
+        rig.host.write("/etc/network_turbo", f"export http_proxy={hub.url} https_proxy={hub.url}\necho set\n")
+        # without TLS, so that the stand-in can be proxy and hub in one
+        rig.set(hub_endpoint="http://huggingface.co", proxy_script="/etc/network_turbo")
+        try:
+            rig.weights()
+        finally:
+            rig.host.run("rm /etc/network_turbo")
+        assert set(hub.seen_tokens) == {"huggingface.co", "localhost"}
+        assert sum(hub.sent.values()) == rig.model.bytes
+    assert rig.is_whole()
+    assert "proxy: as /etc/network_turbo says" in rig.host.run(f"cat {ROOT}/jobs/weights/log").stdout
 
 
 def test_without_a_manifest_what_the_hub_publishes_proves_it_and_is_kept(rig: Rig) -> None:

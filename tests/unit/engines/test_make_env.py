@@ -1,4 +1,4 @@
-"""make_env.sh with Miniforge's installer: run where nothing fits, its Python makes the environment."""
+"""make_env.sh: a conda of the host, and Miniforge's installer where nothing fits."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,3 +59,69 @@ def test_with_kind_conda_the_installers_conda_is_used(tmp_path: Path) -> None:
     assert rc == 1
     assert "conda was asked" in log
     assert answer["error"]["id"] == "conda_failed"  # type: ignore[index]
+
+
+# a conda that the host has: says what it was asked, and makes a prefix as the real one does
+CONDA = f"""\
+#!/bin/sh
+echo "$@" >>"$HOME/asked"
+[ "$1 $2 $3 $4" = "create --yes --quiet --prefix" ] || exit 9
+mkdir -p "$5/bin" && ln -s {sys.executable} "$5/bin/python"
+"""
+BROKEN = "#!/bin/sh\necho 'CondaHTTPError: HTTP 000 CONNECTION FAILED' >&2; mkdir -p $5/bin; exit 1\n"
+
+
+def with_conda(home: Path, text: str, kind: str) -> tuple[int, dict[str, Any], str]:
+    conda = home / "miniconda3" / "bin" / "conda"
+    conda.parent.mkdir(parents=True, exist_ok=True)
+    conda.write_text(text)
+    conda.chmod(0o755)
+    done = subprocess.run(
+        ["sh", str(PROGRAM), str(home / "env"), VERSION, kind],
+        env={"PATH": "/usr/bin:/bin", "HOME": str(home)}, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    return done.returncode, json.loads(done.stdout), done.stderr
+
+
+@pytest.mark.parametrize("kind", ["auto", "conda"])
+def test_a_conda_of_the_host_makes_the_environment(kind: str, tmp_path: Path) -> None:
+    rc, answer, log = with_conda(tmp_path, CONDA, kind)
+    assert rc == 0, log
+    assert answer["kind"] == "conda"
+    assert answer["python"].startswith(VERSION)
+    asked = f"create --yes --quiet --prefix {tmp_path}/env python={VERSION} pip\n"
+    assert (tmp_path / "asked").read_text() == asked
+    assert with_conda(tmp_path, CONDA, kind)[1] == answer
+    assert (tmp_path / "asked").read_text() == asked, "made once"
+
+
+def test_a_broken_conda_is_named_and_its_own_words_are_in_the_log(tmp_path: Path) -> None:
+    rc, answer, log = with_conda(tmp_path, BROKEN, "conda")
+    assert rc == 1
+    assert answer["error"]["id"] == "conda_failed"
+    assert f"{tmp_path}/miniconda3/bin/conda create failed" in answer["error"]["what"]
+    assert "CondaHTTPError" in log
+    assert not (tmp_path / "env").exists(), "a half environment is not left"
+
+
+def test_a_conda_that_reports_success_and_makes_nothing_is_not_believed(tmp_path: Path) -> None:
+    rc, answer, _ = with_conda(tmp_path, "#!/bin/sh\nexit 0\n", "conda")
+    assert (rc, answer["error"]["id"]) == (1, "conda_failed")
+
+
+@pytest.mark.slow
+def test_where_the_site_leaves_it_open_a_broken_conda_is_said_and_a_venv_made(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    (home / "bin").mkdir(parents=True)
+    conda = home / "miniconda3" / "bin" / "conda"
+    conda.parent.mkdir(parents=True)
+    conda.write_text(BROKEN)
+    conda.chmod(0o755)
+    done = subprocess.run(
+        ["sh", str(PROGRAM), str(home / "env"), VERSION, "auto", sys.executable],
+        env={"PATH": "/usr/bin:/bin", "HOME": str(home)}, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["kind"] == "venv"
+    assert "conda create failed; a venv is made instead" in done.stderr
+    assert "CondaHTTPError" in done.stderr

@@ -54,6 +54,15 @@ def test_each_hub_gets_its_own_token_file_and_endpoint() -> None:
     )  # fmt: skip
 
 
+def test_a_measured_mirror_serves_unless_the_site_names_one_or_a_token_would_travel() -> None:
+    mirror = "https://hf-mirror.test"
+    assert sources.at_mirror(settings(), mirror).hub_endpoint == mirror
+    assert sources.at_mirror(settings(), None).hub_endpoint is None
+    for own in ({"hub_endpoint": "https://own.test"}, {"hub_token_file": "/etc/hf"}, {"hub_token_env": "T"}):
+        known = settings(**own)
+        assert sources.at_mirror(known, mirror) is known
+
+
 def test_a_source_that_the_recipe_does_not_pin_is_none() -> None:
     nothing = recipe(huggingface=HF)
     for name in ("modelscope", "s3", "path", "peer", "generate"):
