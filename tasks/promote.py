@@ -186,7 +186,8 @@ def promotion_request(plan: Plan, safe: LaunchSpec, fast: LaunchSpec, trial: Lau
         "baseline": {"acceptance": proof.get("acceptance"), "bench": proof.get("bench")},
         "receipts": {
             "folder": plan.layout.receipts,
-            "kept": [*_drafts(plan, fast), _acceptance_draft(plan, fast)],
+            # in the order of writing: the one that names the mode for the next boot comes last
+            "kept": [_acceptance_draft(plan, fast), *reversed(_drafts(plan, fast))],
             "back": _drafts(plan, safe),
             "promotion": _draft(Receipt("promotion", fast.digest, 0)),
         },
@@ -221,7 +222,10 @@ def concluded(plan: Plan, fast: str, outcome: Outcome) -> Done:
     """How it ended, for person and report. Raises StepFailed unless the faster mode serves now."""
     result = outcome.result or guarded(plan)
     if not result.get("verdict"):
-        raise StepFailed(f"{outcome.why}\nLog on the host: {plan.layout.jobs}/{PROMOTE_JOB}/log")
+        log_on_host = f"Log on the host: {plan.layout.jobs}/{PROMOTE_JOB}/log"
+        raise StepFailed(
+            f"{outcome.why}\nFix: rackwright rollback INVENTORY, then promote again\n{log_on_host}"
+        )
     log = result.pop("log", [])
     plan.record.note(promotion=result, mode=serving(result))
     # what is proven of the mode that serves, or the evidence of what was not
@@ -248,19 +252,24 @@ def serving(result: dict[str, Any]) -> str:
 
 def guarded(plan: Plan) -> dict[str, Any]:
     """The end of a promotion that was killed, as its guard on the host wrote it; {} when there is none."""
-    path = f"{folder_of(plan)}/state.json"
+    path, lock = f"{folder_of(plan)}/state.json", f"{folder_of(plan)}/lock"
+    # a lock that nobody holds: the guard is dead too; twice in a row, since it may just be taking it
+    script = f"flock --nonblock {quote(lock)} true; echo $?; cat {quote(path)} 2>/dev/null"
     end = time.monotonic() + plan.spec(SAFE_MODE).ready_seconds + SPARE_SECONDS
-    said = False
+    said, idle = False, 0
     while time.monotonic() < end:
-        answer = plan.remote.run(f"cat {quote(path)} 2>/dev/null")
+        held, _, text = plan.remote.run(script).stdout.partition("\n")
         try:
-            state = json.loads(answer.stdout or "{}")
+            state = json.loads(text or "{}")
         except ValueError:
             state = {}
         if not state or state.get("boot") != plan.facts.system.boot_id:
             return {}
         if state.get("settled"):
             return dict(state["result"])
+        idle = idle + 1 if held == "0" else 0
+        if idle == 2:
+            return {}
         if not said:
             plan.say("promote: it was killed on the host; its guard is bringing the safe mode back")
             said = True

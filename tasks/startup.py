@@ -150,6 +150,7 @@ def explain(result: dict[str, Any]) -> tuple[str, str, list[str]]:
         "slower": "tune the mode's flags in the recipe; serve.promote.margin says how much slower it may be",
         "acceptance": "read the evidence of the failed checks in the report",
         "cancelled": "run it again when you want to",
+        "disk": "make room on the host, then promote again",
         "killed": "run it again; dmesg says whether memory ran out",
     }.get(str(result.get("reason")), "read the log lines above")
     return f"{why}: {cause}" if cause else why, fix, telling_lines(log)

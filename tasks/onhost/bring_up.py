@@ -89,13 +89,17 @@ def write_json(path: str, value: Any, mode: int = 0o644) -> None:
     folder = os.path.dirname(path)
     os.makedirs(folder, exist_ok=True)
     handle, new = tempfile.mkstemp(dir=folder, prefix=".new-")
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        json.dump(value, file, indent=1, sort_keys=True, ensure_ascii=False)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.chmod(new, mode)
-    os.replace(new, path)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(value, file, indent=1, sort_keys=True, ensure_ascii=False)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(new, mode)
+        os.replace(new, path)
+    except OSError:
+        os.unlink(new)
+        raise
 
 
 def read_json(path: str) -> Any:
@@ -252,7 +256,10 @@ def await_up(
         "identity": state["identity"],
     }
     if request.get("history"):
-        write_json(request["history"], [*history, entry][-HISTORY:])
+        try:
+            write_json(request["history"], [*history, entry][-HISTORY:])
+        except OSError as error:  # a full disk does not make a start a failed one
+            sys.stderr.write("this start is not remembered: %s\n" % error)
     before = (
         {key: last[key] for key in ("at", "seconds", "ready_seconds", "spec") if key in last}
         if last
@@ -383,7 +390,10 @@ def main() -> int:
             "ready_seconds": result["seconds"],
             "start": {k: v for k, v in result.items() if k != "pid"},
         }
-        write_receipt(request["receipt"]["folder"], draft, time.monotonic() - began, **detail)
+        try:
+            write_receipt(request["receipt"]["folder"], draft, time.monotonic() - began, **detail)
+        except OSError as error:  # the engine is up; the controller says it when it cannot write one either
+            sys.stderr.write("the receipt cannot be written: %s\n" % error)
     print(json.dumps(result))
     return 0
 

@@ -227,7 +227,7 @@ class Promotion:
             return self.roll_back(failed.reason, failed.why)
         except Exception as error:  # a fault of ours must not leave the host without a service
             return self.roll_back("fault", "%s: %s" % (type(error).__name__, error))
-        return self.keep()
+        return self.finish()
 
     def measure_safe(self) -> None:
         """The safe mode's column: it has to be up, accepted and measured, or there is nothing to compare."""
@@ -294,8 +294,18 @@ class Promotion:
             why = "%s does not pass the last check: %s" % (mode, failed_checks(result))
             raise Refused("acceptance", why, self.service("candidate").log_lines())
 
+    def finish(self) -> dict[str, Any]:
+        """Keep it; a mode whose proof cannot be written down (a full disk) does not stay. Idempotent."""
+        try:
+            return self.keep()
+        except (OSError, bu.Failed) as error:
+            mode = self.request["candidate"]["mode"]
+            return self.roll_back(
+                "disk", "%s earned its place, but its proof cannot be kept: %s" % (mode, error)
+            )
+
     def keep(self) -> dict[str, Any]:
-        """It has earned its place: from now on it starts with the host. Idempotent."""
+        """It has earned its place: from now on it starts with the host. Raises OSError and Failed."""
         self.step("keeping %s" % self.request["candidate"]["mode"])
         self.save(phase="keep")
         column = self.result["candidate"]
@@ -356,13 +366,13 @@ class Promotion:
                 return self.settle("failed", reason, "%s; and %s" % (why, problem), log)
             self.back()
         try:
+            self.must(self.request["boot"]["safe"])  # first: it matters more than the receipts do
             for draft in self.request["receipts"]["back"]:
                 more = {"proofs": self.proof("safe")} if draft["step"] == "proven" else {}
                 if draft["step"] == "service" and "start" in self.result["safe"]:
                     start = self.result["safe"]["start"]
                     more = {"start": start, "ready_seconds": start["seconds"]}
                 self.write_receipt(draft, more, None)
-            self.must(self.request["boot"]["safe"])
         except (OSError, bu.Failed) as error:
             why = "%s (also: %s)" % (why, error)
         return self.settle("rolled-back", reason, why, log)
@@ -515,7 +525,7 @@ def guard(folder: str) -> int:
     promotion.result.update(state.get("result") or {})
     promotion.steps = state.get("steps") or []
     if state["phase"] == "keep":
-        promotion.keep()
+        promotion.finish()
     else:
         promotion.roll_back("killed", "the promotion was killed while: %s" % state["phase"])
     return 0

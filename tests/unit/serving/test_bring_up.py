@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from engine_bench import STANDIN, EngineBench
 
-from tasks.onhost.bring_up import Timeline, last_start
+from tasks.onhost.bring_up import Timeline, last_start, write_json
 from tasks.onhost.startup_log import read
 
 NewEngine = Callable[..., EngineBench]
@@ -56,6 +56,27 @@ def test_a_receipt_is_written_when_it_is_up_and_only_then(engine: EngineBench) -
     written = json.loads((folder / "service.json").read_text())
     assert (written["digest"], written["detail"]["mode"]) == ("d", "eager")
     assert written["at"] and written["detail"]["start"]["spec"] == "spec-1"
+
+
+@slow
+def test_a_full_disk_does_not_make_a_start_a_failed_one(engine: EngineBench) -> None:
+    full = engine.folder / "full"
+    full.write_text("a file where a folder should be: nothing can be written below it")
+    draft = {"step": "service", "digest": "d", "seconds": 0, "detail": {}, "tool": "t", "at": ""}
+    rc, result, told = engine.bring_up(
+        history=str(full / "history.json"), receipt={"folder": str(full), "draft": draft}
+    )
+    assert (rc, result["verdict"]) == (0, "pass")
+    assert engine.alive()
+    assert "this start is not remembered" in told
+    assert "the receipt cannot be written" in told
+
+
+def test_a_file_that_cannot_be_written_whole_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "target").mkdir()
+    with pytest.raises(OSError):
+        write_json(str(tmp_path / "target"), {})
+    assert [path.name for path in tmp_path.iterdir()] == ["target"]
 
 
 @slow

@@ -1,0 +1,88 @@
+"""A promotion run for real with the stand-in: what it leaves when its proof cannot be kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_bench import EngineBench
+
+from tasks.onhost import promotion
+
+NewEngine = Callable[..., EngineBench]
+pytestmark = pytest.mark.slow
+
+
+class Bench:
+    """Two modes and the one on trial, and what of each runs and starts with the host."""
+
+    def __init__(self, folder: Path, new_engine: NewEngine) -> None:
+        self.folder = folder
+        self.safe, self.trial, self.fast = (new_engine(f"test-{name}") for name in ("eager", "trial", "fast"))
+        self.boot = folder / "boot"
+        self.receipts = folder / "receipts"
+
+    def request(self) -> dict[str, Any]:
+        """What `promotion.py` is asked."""
+        draft = {"digest": "d", "seconds": 0, "detail": {"modes": {}}, "tool": "t", "at": ""}
+        return {
+            "instance": "test",
+            "safe": {**self.safe.request(), "mode": "eager"},
+            "trial": {**self.trial.request(), "mode": "fast"},
+            "candidate": {**self.fast.request(), "mode": "fast"},
+            "reload": ":",
+            "boot": {"safe": f"echo eager >{self.boot}", "candidate": f"echo fast >{self.boot}"},
+            "tidy": ":",
+            "accept": {},
+            "final": {},
+            "bench": {"concurrency": [1], "prompt_tokens": 8, "output_tokens": 8, "requests": 1},
+            "margin": 1.0,
+            "baseline": {"acceptance": {"pass": 1, "fail": 0, "skipped": 0}, "bench": []},
+            "receipts": {
+                "folder": str(self.receipts),
+                "kept": [{"step": "service", **draft}, {"step": "proven", **draft}],
+                "back": [{"step": "service", **draft}],
+                "promotion": {"step": "promotion", **draft},
+            },
+            "deadline": 600,
+        }
+
+
+@pytest.fixture
+def bench(tmp_path: Path, new_engine: NewEngine, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """All questions of the acceptance are answered well; the test's own signals stay as they are."""
+    passed = {"verdict": "pass", "checks": [{"id": "a", "verdict": "pass"}]}
+    monkeypatch.setattr(promotion.Promotion, "accept", lambda *_, **__: passed)
+    monkeypatch.setattr(promotion.signal, "signal", lambda *_: None)
+    return Bench(tmp_path, new_engine)
+
+
+def test_the_mode_that_earned_it_serves_and_starts_with_the_host(bench: Bench) -> None:
+    result = promotion.Promotion(bench.request(), str(bench.folder)).run()
+    assert result["verdict"] == "promoted", result
+    assert (bench.fast.alive(), bench.safe.alive(), bench.trial.alive()) == (True, False, False)
+    assert bench.boot.read_text() == "fast\n"
+    assert {path.name for path in bench.receipts.iterdir()} == {
+        "service.json", "proven.json", "promotion.json",
+    }  # fmt: skip
+
+
+def test_a_mode_whose_proof_cannot_be_written_down_does_not_stay(bench: Bench) -> None:
+    bench.receipts.write_text("a file where the folder should be: nothing can be written, as on a full disk")
+    result = promotion.Promotion(bench.request(), str(bench.folder)).run()
+    assert (result["verdict"], result["reason"]) == ("rolled-back", "disk")
+    assert "its proof cannot be kept" in result["why"]
+    assert (bench.safe.alive(), bench.fast.alive()) == (True, False)
+    assert bench.boot.read_text() == "eager\n"
+
+
+def test_a_host_that_cannot_start_the_mode_at_boot_stays_with_the_safe_one(bench: Bench) -> None:
+    request = bench.request()
+    request["boot"]["candidate"] = "echo read-only file system >&2; exit 1"
+    result = promotion.Promotion(request, str(bench.folder)).run()
+    assert (result["verdict"], result["reason"]) == ("rolled-back", "disk")
+    assert "read-only file system" in result["why"]
+    assert (bench.safe.alive(), bench.fast.alive()) == (True, False)
+    assert bench.boot.read_text() == "eager\n"
