@@ -6,6 +6,7 @@
 #     it, for at most RACKWRIGHT_GPU_WAIT seconds); skipped where there is no nvidia-smi
 #   - puts the API key into the environment, never into argv, unit or log: it is systemd's credential
 #     "api-key" where there is one, else the file RACKWRIGHT_KEY_FILE, else there is none
+#   - raises its limit of open files, as far as it may
 #   - drops the variables in RACKWRIGHT_UNSET
 set -eu
 echo "rackwright: start $(date +%s)"
@@ -20,8 +21,16 @@ group_members() {
     done
 }
 
+# Of this boot. A container that starts again keeps its machine's boot id and counts processes from 1 anew:
+# there the time at which its first process started makes the difference (field 22 of stat).
+boot_now() {
+    line=$(cat /proc/1/stat 2>/dev/null) || line=''
+    set -- ${line##*) }
+    echo "$(cat /proc/sys/kernel/random/boot_id 2>/dev/null || echo unknown)/${20:-0}"
+}
+
 if [ -n "${RACKWRIGHT_GROUP:-}" ]; then
-    group='' boot='' now=$(cat /proc/sys/kernel/random/boot_id 2>/dev/null || echo unknown)
+    group='' boot='' now=$(boot_now)
     [ ! -f "$RACKWRIGHT_GROUP" ] || read -r group boot <"$RACKWRIGHT_GROUP" || :
     # A number is not given to a new process while a group of it lives; a leader of that number is a stranger.
     if [ -n "$group" ] && [ "$boot" = "$now" ] && [ "$group" != "$$" ] && [ ! -e "/proc/$group" ]; then
@@ -64,6 +73,9 @@ if [ -n "$key" ]; then
     [ -n "$VLLM_API_KEY" ] || { echo "rackwright: the key file $key is empty" >&2; exit 1; }
     export VLLM_API_KEY
 fi
+# vLLM asks for 65535 (vllm/utils/system_utils.py); systemd's unit says so, other supervisors leave it low
+[ "$(ulimit -Sn)" = unlimited ] || [ "$(ulimit -Sn)" -ge 65536 ] \
+    || ulimit -Sn 65536 2>/dev/null || ulimit -Sn "$(ulimit -Hn)" 2>/dev/null || :
 for name in ${RACKWRIGHT_UNSET:-}; do unset "$name"; done
 unset RACKWRIGHT_KEY_FILE RACKWRIGHT_UNSET RACKWRIGHT_GROUP RACKWRIGHT_GPU_FREE RACKWRIGHT_GPU_WAIT
 exec "$@"

@@ -91,7 +91,7 @@ def test_what_the_last_start_left_behind_is_ended_and_a_strangers_group_is_not(t
             assert time.monotonic() < end
             time.sleep(0.05)
         # the leader lives: that number belongs to somebody else by now
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        boot = group.read_text().split()[1]
         group.write_text(f"{stranger.pid} {boot}\n")
         assert "ending" not in start("true", env={"RACKWRIGHT_GROUP": str(group)}).stdout
         assert stranger.poll() is None
@@ -100,11 +100,39 @@ def test_what_the_last_start_left_behind_is_ended_and_a_strangers_group_is_not(t
         stranger.wait()
 
 
-def test_a_group_of_an_earlier_boot_is_no_group_of_ours(tmp_path: Path) -> None:
+@pytest.mark.parametrize("earlier", ["another-boot/21", "{boot_id}/1", "{boot_id}"])
+def test_a_group_of_an_earlier_boot_or_of_the_container_s_last_start_is_no_group_of_ours(
+    tmp_path: Path, earlier: str
+) -> None:
+    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     group = tmp_path / "group"
-    group.write_text("1 another-boot\n")
-    assert "ending" not in start("true", env={"RACKWRIGHT_GROUP": str(group)}).stdout
-    assert group.read_text().split()[1] != "another-boot"
+    # its leader is gone and a process of it lives: what a number of a start before can look like by chance
+    leader = subprocess.Popen(
+        ["sh", "-c", "sleep 300 & echo $!"], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert leader.stdout is not None
+    stranger = int(leader.stdout.readline())
+    leader.wait(10)
+    try:
+        group.write_text(f"{leader.pid} {earlier.format(boot_id=boot_id)}\n")
+        assert "ending" not in start("true", env={"RACKWRIGHT_GROUP": str(group)}).stdout
+        assert group.read_text().split()[1] == f"{boot_id}/{first_process_began()}"
+    finally:
+        os.kill(stranger, signal.SIGKILL)
+
+
+def first_process_began() -> str:
+    return Path("/proc/1/stat").read_text().rsplit(")", 1)[1].split()[19]
+
+
+def test_the_limit_of_open_files_is_raised_as_far_as_it_may() -> None:
+    for hard in (4096, 1024):
+        done = subprocess.run(
+            ["sh", "-c", f"ulimit -n {hard}; ulimit -Sn 512; exec sh {WRAPPER} sh -c 'ulimit -Sn'"],
+            capture_output=True,
+            text=True,
+        )
+        assert done.stdout.split()[-1] == str(hard), done.stderr
 
 
 @pytest.mark.slow
