@@ -24,6 +24,7 @@ class LaunchSpec:
     `argv` holds no secret: the key is read from `key_file` by the wrapper `start-engine.sh`.
     Seconds are deadlines. `restart` is false for an engine on trial: its first crash decides.
     `gpu_free` is the share of each GPU's memory that must be free before a start.
+    `after_stop` takes away what a killed process leaves outside its control group (a container).
     Render it; never write a flag anywhere else.
     """
 
@@ -46,6 +47,7 @@ class LaunchSpec:
     readable: tuple[str, ...]
     restart: bool = True
     gpu_free: float | None = None
+    after_stop: tuple[str, ...] = ()
 
     @property
     def wrapper_env(self) -> dict[str, str]:

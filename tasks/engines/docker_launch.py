@@ -91,6 +91,7 @@ def docker_spec(spec: LaunchSpec, container: Container, program: str) -> LaunchS
         spec,
         argv=("/bin/sh", program, spec.name, str(stop), *run_words(spec, container)),
         user=None,
+        after_stop=("/bin/sh", program, "--remove", spec.name),
     )
 
 

@@ -1,8 +1,13 @@
 #!/bin/sh
 # Runs one container in the foreground of its supervisor, and ends it when it is told to.
 #   docker-engine.sh NAME STOP_SECONDS RUN_OPTIONS...
+#   docker-engine.sh --remove NAME      for its supervisor, when it ended: a killed run leaves its container
 # A container of that name that a killed run left behind goes first: two engines would share the GPUs.
 set -u
+if [ "$1" = --remove ]; then
+    docker rm --force "$2" >/dev/null 2>&1
+    exit 0
+fi
 name=$1 seconds=$2
 shift 2
 docker rm --force "$name" >/dev/null 2>&1

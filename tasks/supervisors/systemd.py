@@ -48,6 +48,7 @@ class Systemd:
                 after=[name for name in rivals if name < spec.name],
                 steps=self._version >= STEPS_SINCE,
                 command=" ".join(systemd_word(word) for word in spec.command),
+                after_stop=" ".join(systemd_word(word) for word in spec.after_stop),
                 env_quote=lambda name, value: systemd_word(f"{name}={value}"),
                 inside_home=any(
                     path.startswith(("/home/", "/root/")) for path in (*spec.writable, *spec.readable)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tasks.engines.docker_launch import Container, docker_spec
 from tasks.launch import LaunchSpec, launch_spec
 from tasks.recipe import TRIAL, load_recipe, recipe_names
 from tasks.settings import layout_of, settings_from
@@ -17,6 +18,8 @@ from tasks.supervisors.base import LIMIT_STARTS
 
 MOST_EXPOSURE = 4.0
 CASES = [(recipe, mode) for recipe in recipe_names() for mode in (*load_recipe(recipe).serve.modes, TRIAL)]
+DOCKER = "in a container"
+CASES += [(DOCKER, "eager"), (DOCKER, "optimized")]
 
 needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze")
 
@@ -33,12 +36,22 @@ def spec(recipe: str, mode: str) -> LaunchSpec:
     return launch_spec(loaded, made, layout_of(made), real, user="rackwright", trial_port=trial)
 
 
+def docker_case(mode: str) -> LaunchSpec:
+    """The same engine in a container."""
+    made = spec("deepseek-v4-flash-sm120", mode)
+    return docker_spec(
+        made, Container("sha256:" + "1" * 64, "vllm", "runtime"), "/opt/rw/lib/docker-engine.sh"
+    )
+
+
 def names(recipe: str) -> tuple[str, ...]:
     return tuple(f"rackwright-{mode}" for mode in (*load_recipe(recipe).serve.modes, TRIAL))
 
 
 def unit(recipe: str, mode: str, version: int = 0) -> str:
-    (text,) = Systemd(version=version).files(spec(recipe, mode), names(recipe)).values()
+    made = docker_case(mode) if recipe == DOCKER else spec(recipe, mode)
+    rivals = names("deepseek-v4-flash-sm120" if recipe == DOCKER else recipe)
+    (text,) = Systemd(version=version).files(made, rivals).values()
     return text
 
 
@@ -110,6 +123,35 @@ def test_back_off_grows_where_systemd_can_do_it_and_a_crash_loop_ends_everywhere
     made = spec("deepseek-v4-flash-sm120", "eager")
     interval = int(re.findall(r"StartLimitIntervalSec=(\d+)", text)[0])
     assert interval >= LIMIT_STARTS * made.ready_seconds
+
+
+def test_a_stop_ends_the_whole_group_in_a_bounded_time_and_no_line_of_the_log_is_dropped() -> None:
+    made, text = spec("deepseek-v4-flash-sm120", "eager"), unit("deepseek-v4-flash-sm120", "eager")
+    lines = set(text.splitlines())
+    assert {
+        f"TimeoutStartSec={made.ready_seconds}",
+        f"TimeoutStopSec={made.stop_seconds}",
+        "KillMode=control-group",
+        "OOMPolicy=stop",
+        "LogRateLimitIntervalSec=0",
+        "LimitNOFILE=65536",
+        "LimitMEMLOCK=infinity",
+    } <= lines
+    assert (made.ready_seconds, made.stop_seconds) == (3600, 120)
+    program = "\n".join(
+        Supervisord(layout_of(settings("rehearsal-cpu")), "rackwright").files(made, ()).values()
+    ).splitlines()
+    assert {"stopsignal=TERM", "stopasgroup=true", "killasgroup=true", "stopwaitsecs=120"} <= set(program)
+
+
+def test_a_container_is_taken_away_however_its_unit_ended_and_docker_is_there_before_it() -> None:
+    made, text = docker_case("eager"), unit(DOCKER, "eager")
+    (after,) = re.findall("^ExecStopPost=-(.*)$", text, re.MULTILINE)
+    assert after == f'"/bin/sh" "/opt/rw/lib/docker-engine.sh" "--remove" "{made.name}"'
+    assert re.search("^After=.* docker.service$", text, re.MULTILINE)
+    # docker ends the container before systemd would end docker's own client
+    assert int(made.argv[3]) < made.stop_seconds
+    assert "ExecStopPost" not in unit("deepseek-v4-flash-sm120", "eager")
 
 
 def test_gpu_memory_is_waited_for_on_gpu_hosts_only() -> None:
