@@ -246,7 +246,9 @@ def main() -> int:
     python = f"py{given.python.replace('.', '')}"
     system = f"linux_{platform.machine()}"
     output = given.output or LOCKS / f"{canonical(name)}-{version}-{python}-{system}.txt"
-    kept = [] if given.upgrade or not output.exists() else versions_of(output.read_text())
+    pinned_names = {requirement_name(pin) for pin in given.pin}
+    before = [] if given.upgrade or not output.exists() else versions_of(output.read_text())
+    kept = [version for version in before if requirement_name(version) not in pinned_names]
     sources = [word for folder in given.find_links for word in ("--find-links", folder)]
     sources += [word for url in given.extra_index_url for word in ("--extra-index-url", url)]
     options = ["--quiet", "--only-binary", ":all:", *sources]
