@@ -133,8 +133,9 @@ def command_line(given: argparse.Namespace) -> str:
     words = ["python scripts/lock_engine.py", given.engine, f"--glibc {given.glibc}"]
     words += [f"--python {given.python}"] if given.python != running() else []
     words += [f"--pin {pin}" for pin in given.pin] + [f"--drop {name}" for name in given.drop]
+    text = " ".join(word.replace(" ", "\0") for word in words)
     lines = textwrap.wrap(
-        " ".join(word.replace(" ", "\0") for word in words), WIDTH, subsequent_indent="    "
+        text, WIDTH, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
     )
     return " \\\n".join(lines).replace("\0", " ")
 
