@@ -101,6 +101,35 @@ def recorded_pid(run: str) -> int | None:
         return None
 
 
+def boot_now() -> str:
+    """Of this boot: a container that starts again keeps its machine's boot id, and counts processes anew."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            boot = file.read().strip()
+        with open("/proc/1/stat", encoding="utf-8", errors="replace") as file:
+            return boot + "/" + file.read().rsplit(")", 1)[1].split()[19]
+    except (OSError, IndexError):
+        return "unknown"
+
+
+def mark_boot(run: str) -> None:
+    """Note that supervisord runs in this boot: its process id means nothing in another."""
+    try:
+        with open(run + "/supervisord.boot", "w", encoding="ascii") as file:
+            file.write(boot_now() + "\n")
+    except OSError as error:  # a full disk must not keep the engine from starting
+        sys.stderr.write("supervisord's boot is not noted: %s\n" % error)
+
+
+def of_this_boot(run: str) -> bool:
+    """Whether the supervisord that was noted ran in this boot."""
+    try:
+        with open(run + "/supervisord.boot", encoding="ascii") as file:
+            return file.read().strip() == boot_now()
+    except OSError:
+        return False
+
+
 def orphans(run: str) -> dict[int, str]:
     """Processes of programs whose supervisord is dead: pid -> program name.
 
@@ -111,7 +140,7 @@ def orphans(run: str) -> dict[int, str]:
     if running_pid(run) is not None:
         return {}
     living = processes()
-    dead = recorded_pid(run)
+    dead = recorded_pid(run) if of_this_boot(run) else None
     mine = "%s/supervisor.sock:" % run
     found = {}
     for pid, (group, session, program) in living.items():
@@ -154,6 +183,7 @@ def boot(run: str) -> None:
     if running_pid(run) is not None and not answers(run):
         wait(lambda: answers(run) or running_pid(run) is None, 15)
     if answers(run):
+        mark_boot(run)
         return
     left = orphans(run)
     if left:
@@ -164,6 +194,7 @@ def boot(run: str) -> None:
     done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd=run)
     if done.returncode != 0 or not wait(lambda: answers(run), 20):
         sys.exit("supervisord did not start: " + (done.stderr or done.stdout).strip()[-500:])
+    mark_boot(run)
 
 
 def wait(condition: Callable[[], bool], seconds: float) -> bool:
