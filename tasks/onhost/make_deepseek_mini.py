@@ -51,8 +51,60 @@ NOISE_BYTES = (8 << 20) + 3
 CONSTANT = 32.0
 NEVER = -8.0
 SIZES = {"BF16": 2, "F32": 4, "F8_E4M3": 1, "F8_E8M0": 1, "I8": 1, "I64": 8}
+# merged letter by letter, so that prompts are not all single bytes
+WORDS = (
+    " the", " and", " for", " you", " tool", " call", " parameter", " name", " string", " function",
+    " thinking", " weather", " location", " type", " object", " hello", " world", "tool", "name", "invoke",
+    "parameter", "hello", "weather", "ing", "er", "ion",
+)  # fmt: skip
+TOKENS = 512  # the first so many ids have a row of their own; the real vocabulary is longer
 E8M0_ONE = 127  # the exponent byte of 2**0
 E4M3_MAX_EXACT = 4  # popcount of a byte, less 4
+
+
+def vocabulary() -> Tuple[Dict[str, int], List[Tuple[str, str]]]:
+    """Token -> id without the markers, and the merges in rank order."""
+    alphabet = rehearsal.byte_alphabet()
+    tokens = [rehearsal.BOS, rehearsal.EOS, rehearsal.PAD, *alphabet]
+    merges: List[Tuple[str, str]] = []
+    seen = set(tokens)
+    for word in WORDS:
+        spelt = [alphabet[byte] for byte in word.encode()]
+        left = spelt[0]
+        for right in spelt[1:]:
+            if left + right not in seen:
+                seen.add(left + right)
+                tokens.append(left + right)
+                merges.append((left, right))
+            left += right
+    return {token: number for number, token in enumerate(tokens)}, merges
+
+
+def speakable(vocab: Dict[str, int]) -> List[bool]:
+    """Which ids the model says of its own accord: printable ASCII other than a lone space, nothing else.
+
+    Its replies are then readable, never end by themselves (every reply has the length that was asked for),
+    hold no half characters that would stall a stream, open no tool call or reasoning by accident, and
+    JSON under a grammar closes instead of going on in white space for ever.
+    """
+    alphabet = rehearsal.byte_alphabet()
+    letters = {alphabet[byte] for byte in range(0x20, 0x7F)}
+    mask = [False] * TOKENS
+    for token, number in vocab.items():
+        mask[number] = number > 2 and token != alphabet[0x20] and letters.issuperset(token)
+    return mask
+
+
+def tokenizer_json() -> Dict[str, Any]:
+    """`tokenizer.json`: bytes and a few words."""
+    byte_level = rehearsal.byte_level_step(True)
+    return rehearsal.bpe_json(*vocabulary(), byte_level, byte_level, ignore_merges=False)
+
+
+def bfloat16(value: float) -> bytes:
+    """Little-endian bfloat16, rounded to nearest even. Finite values only."""
+    (bits,) = struct.unpack("<I", struct.pack("<f", value))
+    return struct.pack("<H", (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16)
 
 
 class Dims(NamedTuple):
@@ -145,7 +197,7 @@ E4M3_64 = 0x68  # 64.0
 
 def halves(step: float) -> Tuple[bytes, bytes]:
     """Tables from a noise byte to the two bytes of a bfloat16: even numbers around 0, RMS 73.9 steps."""
-    codes = [rehearsal.bfloat16((2 * byte - 255) * step / 2) for byte in range(256)]
+    codes = [bfloat16((2 * byte - 255) * step / 2) for byte in range(256)]
     return bytes(code[0] for code in codes), bytes(code[1] for code in codes)
 
 
@@ -184,7 +236,7 @@ class Maker:
 
     def ones(self, name: str, size: int) -> Tensor:
         """The weight of a norm that changes nothing."""
-        return Tensor(name, "BF16", (size,), lambda length: iter([rehearsal.bfloat16(1.0) * (length // 2)]))
+        return Tensor(name, "BF16", (size,), lambda length: iter([bfloat16(1.0) * (length // 2)]))
 
     def f32(self, name: str, shape: Tuple[int, ...], step: float, middle: float = 0.0) -> Tensor:
         """Small F32 tensors: noise of RMS 73.9 steps around a middle."""
@@ -347,7 +399,7 @@ class Maker:
         noise = self.bf16("embed.weight", (dims.vocab, dims.hidden), 2.0**-6)
 
         def make(length: int) -> Iterator[bytes]:
-            row, constant, rest = 2 * dims.hidden, rehearsal.bfloat16(CONSTANT), bytearray()
+            row, constant, rest = 2 * dims.hidden, bfloat16(CONSTANT), bytearray()
             for part in noise.make(length):
                 rest += part
                 count = len(rest) // row
@@ -360,8 +412,8 @@ class Maker:
     def head(self) -> Tensor:
         """Noise and a bias for what may be said; the rest far below, by the constant of channel 0 alone."""
         dims = self.dims
-        may_say = rehearsal.speakable(rehearsal.vocabulary()[0])
-        never = rehearsal.bfloat16(NEVER) + bytes(2 * (dims.hidden - 1))
+        may_say = speakable(vocabulary()[0])
+        never = bfloat16(NEVER) + bytes(2 * (dims.hidden - 1))
         low, high = halves(2.0**-11)
 
         def make(_length: int) -> Iterator[bytes]:
@@ -373,7 +425,7 @@ class Maker:
                 raw = b"".join(self.noise.circle(self.noise.raw, start, dims.hidden - 1))
                 row = bytearray(2 * dims.hidden)
                 # RMS 0.036 for what the model thinks; a bias of 0 to 0.5, seldom large, for what it likes
-                row[0:2] = rehearsal.bfloat16(bin(start & 0xFF).count("1") ** 3 / 1024)
+                row[0:2] = bfloat16(bin(start & 0xFF).count("1") ** 3 / 1024)
                 row[2::2], row[3::2] = raw.translate(low), raw.translate(high)
                 yield bytes(row)
             rows = max(1, CHUNK // len(never))
@@ -541,7 +593,7 @@ def checkpoint(dims: Dims, noise: Noise) -> Tuple[List[File], List[Tuple[str, Te
         document_file("config.json", config(dims)),
         document_file("generation_config.json", generation),
         document_file("tokenizer_config.json", tokenizer_config),
-        document_file("tokenizer.json", rehearsal.tokenizer_json()),
+        document_file("tokenizer.json", tokenizer_json()),
         *(shard_file(name, tensors) for name, tensors in zip(names, shards)),
         document_file("model.safetensors.index.json", index),
     ]

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Write the rehearsal's checkpoint: tiny, random, and in every outward respect like a real one.
+"""Write the rehearsal's checkpoint: tiny, and taught the dialogues that the acceptance asks.
 
 Qwen2-shaped (a model that vLLM serves on any CPU), with DeepSeek-V4's special tokens, so that the
 `deepseek_v4` tokenizer, reasoning and tool-call parsers of vLLM work on it for real. Three safetensors
-shards with an index, a byte-level BPE tokenizer, and the configs: about 1 MB.
+shards with an index, a tokenizer, and the configs: under 2 MB.
 
-The bytes are the same on every machine and Python: weights come from SHA-256 in counter mode through
-integer arithmetic only (no libm, no NumPy), JSON is written with fixed order and separators.
+The weights come from `make_rehearsal_checkpoint.safetensors` beside this program, which
+`scripts/teach_checkpoint.py` made; its metadata holds the words of the tokenizer. Nothing is computed
+here, and JSON is written with fixed order and separators, so the bytes are the same on every machine.
 
     make_rehearsal_checkpoint.py OUT_DIR         writes what is missing or differs
     make_rehearsal_checkpoint.py --stdin         the same, parameters as JSON: {"out": "/path"}
@@ -30,10 +31,11 @@ import struct
 import sys
 from typing import Any, Dict, List, Tuple
 
-HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, INTERMEDIATE = 128, 2, 4, 2, 32, 256
-VOCAB = 512
+HEAD_DIM = 32
+ROPE_THETA = 1e4
 MAX_POSITIONS = 8192
 SHARDS = 3
+WEIGHTS = os.path.splitext(os.path.abspath(__file__))[0] + ".safetensors"
 
 BOS, EOS, PAD = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜▁pad▁｜>"
 # every marker that the DeepSeek-V4 encoder can put into a prompt; each must be one token
@@ -51,22 +53,22 @@ MARKERS = (
     "<｜title｜>",
     "<｜read_url｜>",
 )
-# merged letter by letter, so that prompts are not all single bytes
-WORDS = (
-    " the", " and", " for", " you", " tool", " call", " parameter", " name", " string", " function",
-    " thinking", " weather", " location", " type", " object", " hello", " world", "tool", "name", "invoke",
-    "parameter", "hello", "weather", "ing", "er", "ion",
-)  # fmt: skip
-
-# sum of four random bytes, centred: standard deviation 147.8 steps of a power of two each
-WEIGHT_STEP = 2.0**-11  # about 0.07
-EMBEDDING_STEP = 2.0**-9  # about 0.29
-LM_HEAD_STEP = 2.0**-8  # about 0.58: clear winners among the logits
-# hidden channel 0 holds the same number at every position, so that column 0 of lm_head works as a bias
-CONSTANT = 0.25
-NEVER = -128.0  # far below every other logit, yet finite: a grammar can still force such a token
+# What every tool's schema repeats, one token each: a preamble of 40 tools is then 600 tokens, not 1900.
+PHRASES = (
+    '", "description": "',
+    '", "parameters": {"type": "object", "properties": {"',
+    '": {"type": "string"}}, "required": ["',
+    '"]}}\n{"name": "',
+)
+# How text falls into words: a Han character, a digit, a run of Latin letters, of anything else, of space.
+# A word that the vocabulary does not know is spelt byte by byte.
+SPLIT = r"[一-龥]|[0-9]| ?[A-Za-z]+| ?[^\sA-Za-z0-9一-龥]+|\s+"
 
 Tensor = Tuple[Tuple[int, ...], bytes]
+
+
+class Damaged(Exception):
+    """The file of weights beside this program cannot be used."""
 
 
 def byte_alphabet() -> List[str]:
@@ -81,45 +83,48 @@ def byte_alphabet() -> List[str]:
     return [alphabet[byte] for byte in range(256)]
 
 
-def vocabulary() -> Tuple[Dict[str, int], List[Tuple[str, str]]]:
-    """Token -> id without the markers, and the merges in rank order."""
+def vocabulary(words: List[str]) -> Dict[str, int]:
+    """Token -> id without the markers: the specials, the bytes, the words."""
     alphabet = byte_alphabet()
-    tokens = [BOS, EOS, PAD, *alphabet]
-    merges: List[Tuple[str, str]] = []
-    seen = set(tokens)
-    for word in WORDS:
-        spelt = [alphabet[byte] for byte in word.encode()]
-        left = spelt[0]
-        for right in spelt[1:]:
-            if left + right not in seen:
-                seen.add(left + right)
-                tokens.append(left + right)
-                merges.append((left, right))
-            left += right
-    return {token: number for number, token in enumerate(tokens)}, merges
+    spelt = ["".join(alphabet[byte] for byte in word.encode()) for word in (*PHRASES, *words)]
+    return {token: number for number, token in enumerate([BOS, EOS, PAD, *alphabet, *spelt])}
 
 
-def speakable(vocab: Dict[str, int]) -> List[bool]:
-    """Which ids the model says of its own accord: printable ASCII other than a lone space, nothing else.
-
-    Its replies are then readable, never end by themselves (every reply has the length that was asked for),
-    hold no half characters that would stall a stream, open no tool call or reasoning by accident, and
-    JSON under a grammar closes instead of going on in white space for ever.
-    """
-    alphabet = byte_alphabet()
-    letters = {alphabet[byte] for byte in range(0x20, 0x7F)}
-    mask = [False] * VOCAB
-    for token, number in vocab.items():
-        mask[number] = number > 2 and token != alphabet[0x20] and letters.issuperset(token)
-    return mask
+def split_pattern() -> str:
+    """The expression that takes a text apart, phrases first."""
+    special = "\\^$.|?*+()[]{}"
+    escaped = ["".join("\\" + c if c in special else c for c in phrase) for phrase in PHRASES]
+    return "|".join([*escaped, SPLIT])
 
 
-def tokenizer_json() -> Dict[str, Any]:
-    """`tokenizer.json` as the `tokenizers` library reads it."""
-    vocab, merges = vocabulary()
+def tokenizer_json(words: List[str]) -> Dict[str, Any]:
+    """`tokenizer.json`; with `ignore_merges` whole words win."""
+    words_first = {
+        "type": "Split",
+        "pattern": {"Regex": split_pattern()},
+        "behavior": "Isolated",
+        "invert": False,
+    }
+    byte_level = byte_level_step(False)
+    pre_tokenizer = {"type": "Sequence", "pretokenizers": [words_first, byte_level]}
+    return bpe_json(vocabulary(words), [], pre_tokenizer, byte_level, ignore_merges=True)
+
+
+def byte_level_step(use_regex: bool) -> Dict[str, Any]:
+    """Bytes as printable characters; `use_regex` also takes the text apart as GPT-2 does."""
+    return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": use_regex}
+
+
+def bpe_json(
+    vocab: Dict[str, int],
+    merges: List[Tuple[str, str]],
+    pre_tokenizer: Dict[str, Any],
+    decoder: Dict[str, Any],
+    ignore_merges: bool,
+) -> Dict[str, Any]:
+    """A byte-level BPE tokenizer with DeepSeek-V4's markers, as the `tokenizers` library reads it."""
     added = [(vocab[token], token, True) for token in (BOS, EOS, PAD)]
     added += [(len(vocab) + place, token, False) for place, token in enumerate(MARKERS)]
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     return {
         "version": "1.0",
         "truncation": None,
@@ -137,9 +142,9 @@ def tokenizer_json() -> Dict[str, Any]:
             for number, token, special in added
         ],
         "normalizer": None,
-        "pre_tokenizer": byte_level,
+        "pre_tokenizer": pre_tokenizer,
         "post_processor": None,
-        "decoder": byte_level,
+        "decoder": decoder,
         "model": {
             "type": "BPE",
             "dropout": None,
@@ -148,93 +153,36 @@ def tokenizer_json() -> Dict[str, Any]:
             "end_of_word_suffix": None,
             "fuse_unk": False,
             "byte_fallback": False,
-            "ignore_merges": False,
+            "ignore_merges": ignore_merges,
             "vocab": vocab,
             "merges": [list(pair) for pair in merges],
         },
     }
 
 
-def bfloat16(value: float) -> bytes:
-    """Little-endian bfloat16, rounded to nearest even. Finite values only."""
-    (bits,) = struct.unpack("<I", struct.pack("<f", value))
-    return struct.pack("<H", (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16)
+def read_weights(path: str) -> Tuple[Dict[str, Tensor], List[str]]:
+    """The tensors in the file's order, and the tokenizer's words. Raises OSError or Damaged."""
+    with open(path, "rb") as stream:
+        content = stream.read()
+    try:
+        (size,) = struct.unpack("<Q", content[:8])
+        header = json.loads(content[8 : 8 + size])
+        words = json.loads(header.pop("__metadata__")["words"])
+        data = content[8 + size :]
+        found = {}
+        for name, entry in header.items():
+            start, end = entry["data_offsets"]
+            found[name] = (tuple(entry["shape"]), data[start:end])
+            if entry["dtype"] != "BF16" or len(found[name][1]) != end - start:
+                raise ValueError(name)
+    except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Damaged("it is cut or no file of taught weights (%s)" % error) from None
+    return found, words
 
 
-def random_tensor(name: str, shape: Tuple[int, ...], step: float) -> Tensor:
-    """Bell-shaped numbers that depend on the tensor's name alone."""
-    count = 1
-    for size in shape:
-        count *= size
-    table = [bfloat16((total - 510) * step) for total in range(4 * 255 + 1)]
-    seed = hashlib.sha256(("rackwright rehearsal " + name).encode()).digest()
-    blocks = range((4 * count + 31) // 32)
-    noise = b"".join(hashlib.sha256(seed + struct.pack("<I", block)).digest() for block in blocks)
-    quarters = (noise[0::4], noise[1::4], noise[2::4], noise[3::4])
-    data = b"".join([table[a + b + c + d] for a, b, c, d in zip(*quarters)][:count])
-    return shape, data
-
-
-def ones(size: int) -> Tensor:
-    """The weight of a norm that changes nothing."""
-    return (size,), bfloat16(1.0) * size
-
-
-def rows_of(tensor: Tensor) -> List[bytes]:
-    """The rows of a matrix."""
-    (count, width), data = tensor
-    return [data[2 * width * row : 2 * width * (row + 1)] for row in range(count)]
-
-
-def embeddings() -> Tensor:
-    """Random rows that all carry the same number in channel 0."""
-    tensor = random_tensor("model.embed_tokens.weight", (VOCAB, HIDDEN), EMBEDDING_STEP)
-    return tensor[0], b"".join(bfloat16(CONSTANT) + row[2:] for row in rows_of(tensor))
-
-
-def into_residual(name: str, width: int) -> Tensor:
-    """A projection back into the residual stream that leaves channel 0 as it is."""
-    tensor = random_tensor(name, (HIDDEN, width), WEIGHT_STEP)
-    return tensor[0], bytes(2 * width) + tensor[1][2 * width :]
-
-
-def lm_head() -> Tensor:
-    """Random rows for what may be said; the rest far below, by the constant of channel 0 alone."""
-    tensor = random_tensor("lm_head.weight", (VOCAB, HIDDEN), LM_HEAD_STEP)
-    never = bfloat16(NEVER) + bytes(2 * (HIDDEN - 1))
-    may_say = speakable(vocabulary()[0])
-    rows = rows_of(tensor)
-    return tensor[0], b"".join(bytes(2) + row[2:] if may_say[at] else never for at, row in enumerate(rows))
-
-
-def tensors() -> Dict[str, Tensor]:
-    """Every weight of the model by its name, in the order of a forward pass."""
-    kv_size = KV_HEADS * HEAD_DIM
-    found = {"model.embed_tokens.weight": embeddings()}
-
-    def add(name: str, *shape: int) -> None:
-        found[name] = random_tensor(name, shape, WEIGHT_STEP)
-
-    for layer in range(LAYERS):
-        prefix = "model.layers.%d." % layer
-        found[prefix + "input_layernorm.weight"] = ones(HIDDEN)
-        for part, size in (("q", HEADS * HEAD_DIM), ("k", kv_size), ("v", kv_size)):
-            add(prefix + "self_attn." + part + "_proj.weight", size, HIDDEN)
-            add(prefix + "self_attn." + part + "_proj.bias", size)
-        out, down = prefix + "self_attn.o_proj.weight", prefix + "mlp.down_proj.weight"
-        found[out] = into_residual(out, HEADS * HEAD_DIM)
-        found[prefix + "post_attention_layernorm.weight"] = ones(HIDDEN)
-        add(prefix + "mlp.gate_proj.weight", INTERMEDIATE, HIDDEN)
-        add(prefix + "mlp.up_proj.weight", INTERMEDIATE, HIDDEN)
-        found[down] = into_residual(down, INTERMEDIATE)
-    found["model.norm.weight"] = ones(HIDDEN)
-    found["lm_head.weight"] = lm_head()
-    return found
-
-
-def safetensors(part: Dict[str, Tensor]) -> bytes:
-    """One shard: 8 bytes of header length, the header padded to 8 bytes, the data."""
-    header: Dict[str, Any] = {"__metadata__": {"format": "pt"}}
+def safetensors(part: Dict[str, Tensor], metadata: Dict[str, str]) -> bytes:
+    """One file: 8 bytes of header length, the header padded to 8 bytes, the data."""
+    header: Dict[str, Any] = {"__metadata__": metadata}
     offset = 0
     for name, (shape, data) in part.items():
         end = offset + len(data)
@@ -245,22 +193,23 @@ def safetensors(part: Dict[str, Tensor]) -> bytes:
     return struct.pack("<Q", len(text)) + text + b"".join(data for _, data in part.values())
 
 
-def shards() -> Tuple[Dict[str, bytes], Dict[str, Any]]:
+def shards(every: Dict[str, Tensor]) -> Tuple[Dict[str, bytes], Dict[str, Any]]:
     """File name -> bytes for the shards, and the index; tensors are dealt out in turn."""
-    every = tensors()
     files: Dict[str, bytes] = {}
     weight_map: Dict[str, str] = {}
     for shard in range(SHARDS):
         file = "model-%05d-of-%05d.safetensors" % (shard + 1, SHARDS)
         names = list(every)[shard::SHARDS]
-        files[file] = safetensors({name: every[name] for name in names})
+        files[file] = safetensors({name: every[name] for name in names}, {"format": "pt"})
         weight_map.update((name, file) for name in names)
     total = sum(len(data) for _, data in every.values())
     return files, {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
 
 
-def config() -> Dict[str, Any]:
-    """`config.json`."""
+def config(every: Dict[str, Tensor]) -> Dict[str, Any]:
+    """`config.json`, with the sizes that the tensors have."""
+    vocab, hidden = every["model.embed_tokens.weight"][0]
+    layer = "model.layers.0."
     return {
         "architectures": ["Qwen2ForCausalLM"],
         "attention_dropout": 0.0,
@@ -269,29 +218,29 @@ def config() -> Dict[str, Any]:
         "pad_token_id": 2,
         "head_dim": HEAD_DIM,
         "hidden_act": "silu",
-        "hidden_size": HIDDEN,
+        "hidden_size": hidden,
         "initializer_range": 0.02,
-        "intermediate_size": INTERMEDIATE,
+        "intermediate_size": every[layer + "mlp.up_proj.weight"][0][0],
         "max_position_embeddings": MAX_POSITIONS,
         "model_type": "qwen2",
-        "num_attention_heads": HEADS,
-        "num_hidden_layers": LAYERS,
-        "num_key_value_heads": KV_HEADS,
+        "num_attention_heads": every[layer + "self_attn.q_proj.weight"][0][0] // HEAD_DIM,
+        "num_hidden_layers": sum(name.endswith(".input_layernorm.weight") for name in every),
+        "num_key_value_heads": every[layer + "self_attn.k_proj.weight"][0][0] // HEAD_DIM,
         "rms_norm_eps": 1e-06,
-        "rope_theta": 10000.0,
-        "tie_word_embeddings": False,
+        "rope_theta": ROPE_THETA,
+        "tie_word_embeddings": "lm_head.weight" not in every,
         "torch_dtype": "bfloat16",
         "use_cache": True,
         "use_sliding_window": False,
-        "vocab_size": VOCAB,
+        "vocab_size": vocab,
     }
 
 
-def checkpoint_files() -> Dict[str, bytes]:
+def checkpoint_files(every: Dict[str, Tensor], words: List[str]) -> Dict[str, bytes]:
     """File name -> content of the whole checkpoint, the index last."""
-    files, index = shards()
+    files, index = shards(every)
     documents = {
-        "config.json": config(),
+        "config.json": config(every),
         "generation_config.json": {
             "bos_token_id": 0,
             "do_sample": True,
@@ -310,7 +259,7 @@ def checkpoint_files() -> Dict[str, bytes]:
             "pad_token": PAD,
             "tokenizer_class": "PreTrainedTokenizerFast",
         },
-        "tokenizer.json": tokenizer_json(),
+        "tokenizer.json": tokenizer_json(words),
         "model.safetensors.index.json": index,
     }
     for file, document in documents.items():
@@ -376,7 +325,7 @@ def explain(error: OSError, out: str) -> Dict[str, Any]:
 def parameters(arguments: List[str]) -> str:
     """The folder to write to, from the command line or from stdin. Wrong usage exits with status 2."""
     parser = argparse.ArgumentParser(
-        description="Write the rehearsal's tiny checkpoint (about 1 MB, the same bytes on every machine)."
+        description="Write the rehearsal's tiny checkpoint (under 2 MB, the same bytes on every machine)."
     )
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("out", nargs="?", metavar="OUT_DIR", help="folder to write to; made when missing")
@@ -396,7 +345,13 @@ def parameters(arguments: List[str]) -> str:
 def main(arguments: List[str]) -> int:
     """Entry point; see the module's docstring."""
     out = parameters(arguments)
-    files = checkpoint_files()
+    try:
+        files = checkpoint_files(*read_weights(WEIGHTS))
+    except (Damaged, OSError) as damage:
+        fix = "bring the programs there again: remove the folder of this one, then run the same verb"
+        what = "the taught weights cannot be read: %s" % damage
+        print(json.dumps({"error": {"id": "weights", "what": what, "file": WEIGHTS, "fix": fix}}))
+        return 1
     try:
         changed = write(out, files)
     except OSError as error:

@@ -169,7 +169,7 @@ def test_what_may_not_be_said_is_held_down_by_the_constant_alone(folder: Path) -
     row = 2 * TINY.hidden
     rows = [data[at : at + row] for at in range(0, len(data), row)]
     never = struct.pack("<f", maker.NEVER)[2:] + bytes(row - 2)
-    may_say = maker.rehearsal.speakable(maker.rehearsal.vocabulary()[0])
+    may_say = maker.speakable(maker.vocabulary()[0])
     for token, content in enumerate(rows):
         said = token < len(may_say) and may_say[token]
         assert (content != never) is said

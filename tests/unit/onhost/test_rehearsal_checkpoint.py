@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 import subprocess
 import sys
@@ -14,13 +15,13 @@ import pytest
 from tasks.onhost import make_rehearsal_checkpoint as maker
 
 PROGRAM = Path(maker.__file__)
-DIGEST = "bd820ac0623a774b6b876c9c474d5d381ae32948ff5287443732f339dfe001d5"
+DIGEST = "615332ef8d730849b3821278e818de64637e9f775cfcdd55b483d0708fd57ba9"
 SHARDS = [f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)]
 
 
 @pytest.fixture(scope="module")
 def files() -> dict[str, bytes]:
-    return maker.checkpoint_files()
+    return maker.checkpoint_files(*maker.read_weights(maker.WEIGHTS))
 
 
 def run(*arguments: str, stdin: str = "") -> tuple[int, dict[str, object], str]:
@@ -40,7 +41,7 @@ def test_the_bytes_are_the_same_on_every_machine(tmp_path: Path) -> None:
     status, result, _ = run(str(tmp_path / "m"))
     assert status == 0
     assert result["digest"] == DIGEST
-    assert result["bytes"] == sum(path.stat().st_size for path in (tmp_path / "m").iterdir()) == 875_785
+    assert result["bytes"] == sum(path.stat().st_size for path in (tmp_path / "m").iterdir()) == 1_577_495
 
 
 def test_shards_are_safetensors_without_gaps_and_the_index_names_every_tensor(
@@ -71,13 +72,15 @@ def test_shapes_fit_the_config(files: dict[str, bytes]) -> None:
     config = json.loads(files["config.json"])
     shapes = {name: tensor.get("shape") for shard in SHARDS for name, tensor in header(files[shard]).items()}
     width = config["hidden_size"]
-    assert shapes["lm_head.weight"] == [config["vocab_size"], width]
+    assert shapes["model.embed_tokens.weight"] == [config["vocab_size"], width]
+    assert config["tie_word_embeddings"] is True and "lm_head.weight" not in shapes
     assert shapes["model.layers.1.mlp.down_proj.weight"] == [width, config["intermediate_size"]]
     assert shapes["model.layers.1.self_attn.k_proj.bias"] == [
         config["num_key_value_heads"] * config["head_dim"]
     ]
     assert sum(name.endswith("q_proj.weight") for name in shapes) == config["num_hidden_layers"]
-    assert width // config["num_attention_heads"] == config["head_dim"] == 32
+    heads = shapes["model.layers.1.self_attn.q_proj.weight"][0] // config["head_dim"]  # type: ignore[index]
+    assert (config["num_attention_heads"], config["head_dim"]) == (heads, 32)
 
 
 def test_the_tokenizer_has_every_byte_and_each_marker_as_one_token(files: dict[str, bytes]) -> None:
@@ -85,50 +88,67 @@ def test_the_tokenizer_has_every_byte_and_each_marker_as_one_token(files: dict[s
     ids = dict(tokenizer["model"]["vocab"])
     ids.update({token["content"]: token["id"] for token in tokenizer["added_tokens"]})
     assert sorted(ids.values()) == list(range(len(ids)))
-    assert len(ids) <= json.loads(files["config.json"])["vocab_size"]
+    assert len(ids) == json.loads(files["config.json"])["vocab_size"]
     assert len(set(maker.byte_alphabet())) == 256
     assert set(maker.byte_alphabet()) <= set(ids)
     assert {"<think>", "</think>", "<｜User｜>", "<｜Assistant｜>", "｜DSML｜"} <= set(ids)
     assert [ids[token] for token in (maker.BOS, maker.EOS, maker.PAD)] == [0, 1, 2]
 
 
-def test_every_merge_joins_tokens_into_a_token(files: dict[str, bytes]) -> None:
-    model = json.loads(files["tokenizer.json"])["model"]
-    assert len(model["merges"]) > 50
-    for left, right in model["merges"]:
-        assert {left, right, left + right} <= set(model["vocab"])
+def test_words_are_tokens_and_keys_are_spelt_letter_by_letter(files: dict[str, bytes]) -> None:
+    vocab = json.loads(files["tokenizer.json"])["model"]["vocab"]
+    alphabet = maker.byte_alphabet()
+
+    def token(word: str) -> str:
+        return "".join(alphabet[byte] for byte in word.encode())
+
+    assert {token(word) for word in ("weather", "open", "北", "京", *maker.PHRASES)} <= set(vocab)
+    assert not any(token(word) in vocab for word in ("PD", "TQ", "LINGXI", "ZHIMA", "龘", "😀"))
 
 
-def test_what_the_model_must_not_say_is_far_below_by_the_constant_channel_alone() -> None:
-    every = maker.tensors()
-    may_say = maker.speakable(maker.vocabulary()[0])
-    for number, row in enumerate(maker.rows_of(every["lm_head.weight"])):
-        if may_say[number]:
-            assert row[:2] == bytes(2)
-        else:
-            assert row == maker.bfloat16(maker.NEVER) + bytes(len(row) - 2)
-    assert {row[:2] for row in maker.rows_of(every["model.embed_tokens.weight"])} == {maker.bfloat16(0.25)}
-    for layer in range(maker.LAYERS):
-        for name in ("self_attn.o_proj", "mlp.down_proj"):
-            into = maker.rows_of(every[f"model.layers.{layer}.{name}.weight"])
-            assert set(into[0]) == {0} and set(into[1]) != {0}
+def test_the_split_finds_phrases_first_and_loses_nothing() -> None:
+    text = (
+        '{"name": "a", "description": "list 12", "parameters": {"type": "object", "properties": {"好人\n\n x'
+    )
+    pieces = re.findall(maker.split_pattern(), text)
+    assert "".join(pieces) == text
+    assert pieces[5] == maker.PHRASES[0] and maker.PHRASES[1] in pieces
+    assert pieces[6:10] == ["list", " ", "1", "2"] and pieces[-4:] == ["好", "人", "\n\n ", "x"]
 
 
-def test_only_printable_ascii_may_be_said() -> None:
-    vocab, _ = maker.vocabulary()
-    may_say = maker.speakable(vocab)
-    said = {token for token, number in vocab.items() if may_say[number]}
-    assert {"a", "~", '"', "{", maker.byte_alphabet()[0x20] + "the"} <= said
-    assert said.isdisjoint({maker.byte_alphabet()[byte] for byte in (0x20, 0x0A, 0x7F, 0xE4)} | {maker.EOS})
-    assert not any(may_say[len(vocab) :])
+def test_the_shards_hold_the_taught_weights_to_the_byte(files: dict[str, bytes]) -> None:
+    taught, _ = maker.read_weights(maker.WEIGHTS)
+    for shard in SHARDS:
+        data = files[shard]
+        (length,) = struct.unpack("<Q", data[:8])
+        for name, tensor in header(data).items():
+            if name != "__metadata__":
+                start, stop = tensor["data_offsets"]  # type: ignore[misc]
+                assert data[8 + length + start : 8 + length + stop] == taught.pop(name)[1]
+    assert taught == {}
 
 
-@pytest.mark.parametrize(
-    ("value", "bits"),
-    [(1.0, 0x3F80), (-2.0, 0xC000), (0.0, 0x0000), (1.0 + 2**-8, 0x3F80), (1.0 + 3 * 2**-8, 0x3F82)],
-)
-def test_bfloat16_rounds_to_nearest_even(value: float, bits: int) -> None:
-    assert maker.bfloat16(value) == struct.pack("<H", bits)
+@pytest.mark.parametrize("damage", ["cut", "empty", "header", "words", "missing"])
+def test_damaged_weights_are_named_and_nothing_is_written(tmp_path: Path, damage: str) -> None:
+    program = tmp_path / PROGRAM.name
+    program.write_bytes(PROGRAM.read_bytes())
+    weights = program.with_suffix(".safetensors")
+    whole = Path(maker.WEIGHTS).read_bytes()
+    content = {
+        "cut": whole[:-1],
+        "empty": b"",
+        "header": whole[:8] + b"x" + whole[9:],
+        "words": whole.replace(b'"words"', b'"wards"'),
+    }
+    if damage in content:
+        weights.write_bytes(content[damage])
+    done = subprocess.run(
+        [sys.executable, str(program), str(tmp_path / "m")], capture_output=True, text=True, check=False
+    )
+    error = json.loads(done.stdout)["error"]
+    assert done.returncode == 1
+    assert (error["id"], error["file"]) == ("weights", str(weights))
+    assert not (tmp_path / "m").exists()
 
 
 def test_a_second_run_writes_nothing_and_a_flipped_byte_is_mended(tmp_path: Path) -> None:
