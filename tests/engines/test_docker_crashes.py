@@ -75,7 +75,9 @@ def running(docker: Docker, other_than: str = "") -> str:
 
 def restart(docker: Docker) -> None:
     """A new daemon in the place of the one that was killed, as its own supervisor does it."""
-    (docker.folder / "pid").unlink(missing_ok=True)
+    # where nobody reaps what a killed daemon leaves, its containerd looks alive to the next one
+    for path in ("pid", "exec/containerd/containerd.pid"):
+        (docker.folder / path).unlink(missing_ok=True)
     with (docker.folder / "log").open("ab") as log:
         docker.process = subprocess.Popen(
             docker.process.args, stdin=subprocess.DEVNULL, stdout=log, stderr=log
