@@ -14,10 +14,13 @@ problem() { # id what fix
     exit 1
 }
 
+# The places where the probe looks too (facts/sh/tools.sh), and our own.
 find_conda() {
-    for c in "$(command -v conda 2>/dev/null)" "${CONDA_EXE:-}" "${own:+$own/bin/conda}" "$HOME/miniconda3/bin/conda" \
-        "$HOME/miniforge3/bin/conda" /root/miniconda3/bin/conda /opt/conda/bin/conda \
-        /opt/miniconda3/bin/conda /opt/miniforge3/bin/conda; do
+    for c in "$(command -v conda 2>/dev/null)" "${CONDA_EXE:-}" "${own:+$own/bin/conda}" \
+        "$(command -v mamba 2>/dev/null)" "$HOME/miniconda3/bin/conda" "$HOME/miniforge3/bin/conda" \
+        "$HOME/anaconda3/bin/conda" "$HOME/mambaforge/bin/conda" /opt/conda/bin/conda /opt/miniconda3/bin/conda \
+        /opt/miniforge3/bin/conda /opt/anaconda3/bin/conda /usr/local/miniconda3/bin/conda \
+        /root/miniconda3/bin/conda; do
         [ -n "$c" ] && [ -x "$c" ] && { echo "$c"; return; }
     done
 }

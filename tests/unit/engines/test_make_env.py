@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -71,8 +72,10 @@ mkdir -p "$5/bin" && ln -s {sys.executable} "$5/bin/python"
 BROKEN = "#!/bin/sh\necho 'CondaHTTPError: HTTP 000 CONNECTION FAILED' >&2; mkdir -p $5/bin; exit 1\n"
 
 
-def with_conda(home: Path, text: str, kind: str) -> tuple[int, dict[str, Any], str]:
-    conda = home / "miniconda3" / "bin" / "conda"
+def with_conda(
+    home: Path, text: str, kind: str, place: str = "miniconda3"
+) -> tuple[int, dict[str, Any], str]:
+    conda = home / place / "bin" / "conda"
     conda.parent.mkdir(parents=True, exist_ok=True)
     conda.write_text(text)
     conda.chmod(0o755)
@@ -83,15 +86,23 @@ def with_conda(home: Path, text: str, kind: str) -> tuple[int, dict[str, Any], s
     return done.returncode, json.loads(done.stdout), done.stderr
 
 
-@pytest.mark.parametrize("kind", ["auto", "conda"])
-def test_a_conda_of_the_host_makes_the_environment(kind: str, tmp_path: Path) -> None:
-    rc, answer, log = with_conda(tmp_path, CONDA, kind)
+def test_every_place_where_the_probe_finds_a_conda_is_looked_at() -> None:
+    probe = (PROGRAM.parents[1] / "facts" / "sh" / "tools.sh").read_text("utf-8")
+    places = re.findall(r"[\w$/]+/bin/conda", probe.split("rw_conda() {")[1].split("; do")[0])
+    assert len(places) > 8
+    ours = PROGRAM.read_text("utf-8").split("find_conda() {")[1].split("; do")[0]
+    assert [place for place in places if place not in ours] == []
+
+
+@pytest.mark.parametrize(("kind", "place"), [("auto", "miniconda3"), ("conda", "anaconda3")])
+def test_a_conda_of_the_host_makes_the_environment(kind: str, place: str, tmp_path: Path) -> None:
+    rc, answer, log = with_conda(tmp_path, CONDA, kind, place)
     assert rc == 0, log
     assert answer["kind"] == "conda"
     assert answer["python"].startswith(VERSION)
     asked = f"create --yes --quiet --prefix {tmp_path}/env python={VERSION} pip\n"
     assert (tmp_path / "asked").read_text() == asked
-    assert with_conda(tmp_path, CONDA, kind)[1] == answer
+    assert with_conda(tmp_path, CONDA, kind, place)[1] == answer
     assert (tmp_path / "asked").read_text() == asked, "made once"
 
 
