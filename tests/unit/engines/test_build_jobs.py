@@ -12,6 +12,7 @@ from tasks.onhost.build_engine import (
     STEP,
     History,
     Jobs,
+    build_env,
     cgroup_paths,
     fewer,
     memory_room,
@@ -132,3 +133,24 @@ def test_numbers_of_kernel_files(tmp_path: Path) -> None:
     assert number_in(str(tmp_path / "f"), "oom_kill") == 7
     assert number_in(str(tmp_path / "f"), "missing") is None
     assert number_in(str(tmp_path / "none")) is None
+
+
+@pytest.mark.parametrize(
+    ("found", "used"), [([], None), (["ccache"], "ccache"), (["ccache", "sccache"], "sccache")]
+)
+def test_a_compiler_cache_is_used_where_it_is_found_with_the_caches_of_serving(
+    found: list[str], used: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in found:
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("PIP_INDEX_URL", "https://elsewhere.test/simple")
+    request = {"env": {"TORCH_CUDA_ARCH_LIST": "12.0a"}, "python": "/r/env/bin/python", "cuda_home": "/c"}
+    env = build_env({**request, "deps": "/r/deps", "cache": "/r/cache"}, Jobs(3, 2, "cores"))
+    assert env.get("CMAKE_CUDA_COMPILER_LAUNCHER") == env.get("CMAKE_CXX_COMPILER_LAUNCHER") == used
+    assert {env.get("CCACHE_DIR"), env.get("SCCACHE_DIR")} - {None} == (
+        {f"/r/cache/{used}"} if used else set()
+    )
+    assert (env["MAX_JOBS"], env["NVCC_THREADS"]) == ("6", "2")
+    assert "PIP_INDEX_URL" not in env and env["PATH"].startswith("/r/env/bin:/c/bin:")
