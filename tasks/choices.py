@@ -33,19 +33,18 @@ def choices_of(host: Any, file: str = "") -> tuple[Settings, Recipe]:
         lines += [
             f"{where('recipe')}: {line}" if line.startswith("recipe =") else line for line in mistakes.lines
         ]
-    if lines or settings is None or recipe is None:
-        raise Mistakes(lines)
-    if settings.mode is not None and settings.mode not in recipe.serve.modes:
+    mode, route = data.get("mode"), data.get("route")
+    if recipe and isinstance(mode, str) and mode not in recipe.serve.modes:
         lines.append(
-            f"{where('mode')}: mode = {settings.mode!r}: {recipe.name} has no such mode; "
-            + nearest(settings.mode, recipe.serve.modes)
+            f"{where('mode')}: mode = {mode!r}: {recipe.name} has no such mode; "
+            + nearest(mode, recipe.serve.modes)
         )
-    if settings.route is not None and settings.route not in recipe.engine.routes():
+    if recipe and settings and route is not None and route not in recipe.engine.routes():
         lines.append(
-            f"{where('route')}: route = {settings.route!r}: {recipe.name} has no such route; "
+            f"{where('route')}: route = {route!r}: {recipe.name} has no such route; "
             f"allowed: {', '.join(recipe.engine.routes())}"
         )
-    if lines:
+    if lines or settings is None or recipe is None:
         raise Mistakes(lines)
     return settings, recipe
 

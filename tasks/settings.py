@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from tasks.mistakes import Mistakes, explain
 from tasks.recipe import Port, Route, SourceName
@@ -139,30 +139,32 @@ class Settings(BaseModel):
             raise ValueError("must not carry a password: it would show in process lists and logs")
         return value
 
-    @model_validator(mode="after")
-    def _no_open_door(self) -> Settings:
+    def misfits(self) -> list[tuple[str, str]]:
+        """Settings that are right by themselves and do not fit together: (key, what is wrong)."""
+        found = []
         if not ipaddress.ip_address(self.bind).is_loopback and not self.api_key:
-            raise ValueError(
+            found.append((
+                "api_key",
                 f"bind = {self.bind!r} serves beyond this host, so api_key = False is refused: "
-                "set api_key = True or bind = '127.0.0.1'"
-            )
+                "set api_key = True or bind = '127.0.0.1'",
+            ))  # fmt: skip
         if "path" in self.sources and self.model_path is None:
-            raise ValueError("sources names 'path', so model_path must say where the copy lies")
+            found.append(("sources", "sources names 'path', so model_path must say where the copy lies"))
         if "peer" in self.sources and self.peer is None:
-            raise ValueError("sources names 'peer', so peer must name a host of this inventory")
+            found.append(("sources", "sources names 'peer', so peer must name a host of this inventory"))
         for hub in ("hub", "modelscope"):
-            if getattr(self, f"{hub}_token_file") and getattr(self, f"{hub}_token_env"):
-                raise ValueError(
-                    f"{hub}_token_file is a file on the host, {hub}_token_env a variable here: give one"
-                )
+            file, env = f"{hub}_token_file", f"{hub}_token_env"
+            if getattr(self, file) and getattr(self, env):
+                found.append((env, f"{file} is a file on the host, {env} a variable here: give one"))
         given = {
             "s3_anonymous = True": self.s3_anonymous,
             "s3_credentials_env = True": self.s3_credentials_env,
             "s3_credentials_file": self.s3_credentials_file,
         }
-        if sum(map(bool, given.values())) > 1:
-            raise ValueError(f"{', '.join(key for key, value in given.items() if value)}: give one of them")
-        return self
+        chosen = [key for key, value in given.items() if value]
+        if len(chosen) > 1:
+            found.append((chosen[0].split(" ")[0], f"{', '.join(chosen)}: give one of them"))
+        return found
 
 
 # What pyinfra and its connectors read from the same place.
@@ -178,10 +180,18 @@ def settings_from(data: Mapping[str, Any], where: Callable[[str], str]) -> Setti
     Raises Mistakes with every mistake, one a line.
     """
     own = {key: value for key, value in data.items() if not key.startswith((*_PYINFRA_PREFIXES, "x_"))}
+    lines: list[str] = []
     try:
-        return Settings.model_validate(own)
+        settings = Settings.model_validate(own)
     except ValidationError as error:
-        raise Mistakes(explain(error, where, Settings)) from error
+        lines = explain(error, where, Settings)
+        wrong = {item["loc"][0] for item in error.errors(include_url=False)}
+        rest = {"recipe": "", **{key: value for key, value in own.items() if key not in wrong}}
+        settings = Settings.model_validate(rest)  # what is right must still fit together
+    lines += [f"{where(key)}: {what}" for key, what in settings.misfits()]
+    if lines:
+        raise Mistakes(lines)
+    return settings
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,11 @@ def test_all_mistakes_come_at_once_with_the_nearest_key() -> None:
     assert any("bindd: unknown key; did you mean 'bind'?" in line for line in lines)
 
 
+def test_what_does_not_fit_together_is_told_with_the_rest() -> None:
+    lines = wrong(port=0, bind="0.0.0.0", api_key=False, sources=["path"])
+    assert [line.split()[1] for line in lines] == ["port", "bind", "sources"]
+
+
 def test_pyinfra_s_own_keys_and_a_site_s_notes_are_left_alone() -> None:
     settings = settings_from(
         {"recipe": "rehearsal-cpu", "ssh_port": 2222, "_sudo": True, "x_rack": "B4"}, lambda key: "here"
