@@ -81,9 +81,15 @@ class Systemd:
         return f"{self._ctl} reset-failed {unit} 2>/dev/null; {self._ctl} start {unit}"
 
     def stop(self, name: str) -> str:
-        """Stop the unit; systemd ends its whole control group."""
-        unit = quote(f"{name}.service")
-        return f"! {self._ctl} cat {unit} >/dev/null 2>&1 || {self._ctl} stop {unit}"
+        """Stop the unit; systemd ends its whole control group.
+
+        An engine that had to be killed then makes its unit a failed one; it was stopped all the same.
+        """
+        unit, ctl = quote(f"{name}.service"), self._ctl
+        return (
+            f"! {ctl} cat {unit} >/dev/null 2>&1 || {{ ! {ctl} is-active --quiet {unit}; up=$?;"
+            f" {ctl} stop {unit} && {{ [ $up = 0 ] || {ctl} reset-failed {unit} 2>/dev/null || :; }}; }}"
+        )
 
     def status(self, names: tuple[str, ...]) -> str:
         """Print the units' properties, and systemd's version."""

@@ -132,6 +132,8 @@ def test_a_stop_ends_the_whole_group_in_a_bounded_time_and_no_line_of_the_log_is
         f"TimeoutStartSec={made.ready_seconds}",
         f"TimeoutStopSec={made.stop_seconds}",
         "KillMode=control-group",
+        "Restart=always",
+        "RestartSec=10",
         "OOMPolicy=stop",
         "LogRateLimitIntervalSec=0",
         "LimitNOFILE=65536",
