@@ -57,7 +57,7 @@ class Docker:
         argv += ["--iptables=false", "--ip-masq=false", "--bridge=none"]
         with (folder / "log").open("wb") as log:
             self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 180
         while self.run("info", check=False).returncode:
             if self.process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError((folder / "log").read_text()[-2000:])
@@ -171,7 +171,7 @@ def registry() -> Iterator[str]:
             ["docker-registry", "serve", str(folder / "config.yml")], stdout=log, stderr=log
         )
     try:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         host, port = address.split(":")
         while socket.socket().connect_ex((host, int(port))):
             assert time.monotonic() < deadline, (folder / "log").read_text()

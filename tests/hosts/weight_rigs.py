@@ -132,7 +132,7 @@ def kept(host: Machine) -> Iterator[None]:
         )
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 180) -> None:
     """Return when the condition holds; it must, in time."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:

@@ -22,7 +22,7 @@ Served = tuple[Hub, dict[str, Any]]
 CONCURRENCY = 2
 
 
-def wait_for(condition: Any, seconds: float = 30) -> None:
+def wait_for(condition: Any, seconds: float = 120) -> None:
     """Until it holds; fails the test if it never does."""
     until = time.monotonic() + seconds
     while not condition():
@@ -115,9 +115,9 @@ def test_another_client_at_work_in_the_folder_is_not_disturbed(any_hub: Served, 
     lock.parent.mkdir(parents=True)
     half = lock.with_name("x.incomplete")
     half.write_bytes(b"half")
-    holder = subprocess.Popen(["flock", "--no-fork", str(lock), "sleep", "60"])
+    holder = subprocess.Popen(["flock", "--no-fork", str(lock), "sleep", "600"])
     try:
-        time.sleep(0.3)
+        wait_for(lambda: subprocess.run(["flock", "--nonblock", str(lock), "true"]).returncode != 0)
         result = site.fetch(source)
     finally:
         holder.kill()
