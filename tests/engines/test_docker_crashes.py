@@ -120,9 +120,8 @@ def test_when_docker_is_killed_the_run_ends_and_the_next_one_serves_alone(
     docker.process.kill()
     docker.process.wait()
     assert process.wait(120) != 0, "its supervisor sees a crash, and tries again"
-    assert engine().wait(120) != 0, "nothing can be started while docker is away"
+    engine()  # while docker is away
     restart(docker)
-    engine()
     now = running(docker, other_than=before)
     assert containers(docker) == [now]
 
