@@ -30,7 +30,7 @@ proven = "never: it stands for an engine in tests"
 [model]
 name = "rehearsal"
 shards = 3
-bytes = 876_000
+bytes = 1_577_495
 manifest = "{manifest}"
 [model.sources.generate]
 program = "make_rehearsal_checkpoint.py"

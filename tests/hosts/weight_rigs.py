@@ -66,7 +66,7 @@ def write_recipe(site: Site, model: Checkpoint, *, manifest: bool = True, size: 
     )  # fmt: skip
     text = text.replace(GENERATE, SOURCES).replace('name = "rehearsal"', f'name = "{model.name}"')
     text = text.replace("shards = 3", f"shards = {model.shards}")
-    text = text.replace("bytes = 876_000", f"bytes = {size or model.bytes}")
+    text = text.replace("bytes = 1_577_495", f"bytes = {size or model.bytes}")
     if not manifest:
         text = text.replace(f'manifest = "{model.manifest}"\n', "")
     (site.folder / "standin.toml").write_text(text)

@@ -29,7 +29,7 @@ def recipe(site: Site, tmp_path: Path) -> Path:
     for old, new in (
         ('manifest = "manifests/rehearsal-cpu.sha256"\n', ""),
         ("shards = 3", "shards = 4"),
-        ("bytes = 876_000", f"bytes = {total}"),
+        (f"bytes = {load_recipe('rehearsal-cpu').model.bytes:_}", f"bytes = {total}"),
         ('[model.sources.generate]\nprogram = "make_rehearsal_checkpoint.py"\n', "[model.sources]\n"
          f'huggingface = {{ repo = "{REPO}", revision = "{COMMIT}" }}\n'
          f'modelscope = {{ repo = "{REPO}", revision = "v1" }}\n'),
