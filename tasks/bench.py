@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tasks.compare import PROTOCOL, NoBenchmark, newest_first, read_benchmark
 from tasks.digest import digest_of
 from tasks.facts.gpu import GpuFacts
 from tasks.launch import LaunchSpec
@@ -76,6 +77,7 @@ class Benchmark:
             env=client_env(plan, spec),
         )
         bench = document(plan, spec, outcome.result)
+        bench["beside"] = beside(bench, plan.record.page.parent)
         plan.record.note(bench=bench)
         file = write_file_of(bench, plan.record.page.parent)
         for row in bench["cases"]:
@@ -164,6 +166,33 @@ def gpus_of(facts: GpuFacts) -> dict[str, Any] | None:
         "power_limits": [gpu.power_limit for gpu in facts.gpus],
         "links": [f"gen{gpu.link_gen_max} x{gpu.link_width}" for gpu in facts.gpus],
     }
+
+
+def beside(bench: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
+    """The newest benchmark of every other mode of the same recipe on this host, without its single runs.
+
+    Only one that passes stands beside another, and only its cases with the same protocol.
+    """
+    cases = {case["name"]: case for case in bench["cases"]}
+    found: dict[str, dict[str, Any]] = {}
+    for path in newest_first(folder):
+        try:
+            other = read_benchmark(path)
+        except NoBenchmark:
+            continue
+        mode = str(other.get("mode"))
+        same = (other.get("recipe") or {}).get("name") == bench["recipe"]["name"]
+        if mode == bench["mode"] or mode in found or not same or other.get("verdict") != "pass":
+            continue
+        rows = [
+            {key: row.get(key) for key in ("name", *PROTOCOL, "counted", "median", "spread")}
+            for row in other["cases"]
+            if row["name"] in cases and all(row.get(key) == cases[row["name"]].get(key) for key in PROTOCOL)
+        ]
+        if rows:
+            kept = {key: other.get(key) for key in ("mode", "started", "verdict", "engine_version")}
+            found[mode] = {**kept, "file": path.name, "cases": rows}
+    return [found[mode] for mode in sorted(found)]
 
 
 def _digest_of(plan: Plan, step: str) -> str | None:

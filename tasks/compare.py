@@ -142,20 +142,25 @@ def load(word: str, reports: Path) -> dict[str, Any]:
     """The benchmark that a word names. Raises NoBenchmark."""
     path = Path(word)
     if path.is_file():
-        return _read(path)
+        return read_benchmark(path)
     host, _, mode = word.partition("/")
     folder = reports / host
     if not folder.is_dir():
         names = [item.name for item in reports.iterdir() if item.is_dir()] if reports.is_dir() else []
         raise NoBenchmark(f"{word!r} is neither a file nor a host in {reports}; {nearest(host, names)}")
     modes = []
-    for file in sorted(folder.glob("bench-*.json"), key=_age, reverse=True):
-        found = _read(file)
+    for file in newest_first(folder):
+        found = read_benchmark(file)
         if mode in ("", found.get("mode")):
             return found
         modes.append(str(found.get("mode")))
     known = f"; there are: {', '.join(sorted(set(modes)))}" if modes else "; run: rackwright bench INVENTORY"
     raise NoBenchmark(f"no benchmark of {word} in {folder}{known}")
+
+
+def newest_first(folder: Path) -> list[Path]:
+    """The files of a host's benchmarks."""
+    return sorted(folder.glob("bench-*.json"), key=_age, reverse=True)
 
 
 def _age(path: Path) -> tuple[str, int]:
@@ -164,7 +169,8 @@ def _age(path: Path) -> tuple[str, int]:
     return stamp, int(number) if number.isdigit() else 1
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_benchmark(path: Path) -> dict[str, Any]:
+    """The benchmark in a file of its own or in a report. Raises NoBenchmark."""
     try:
         found = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:

@@ -33,6 +33,7 @@ from tasks.report_view import (
     host_of,
     json_name,
     later,
+    other_of,
     page_name,
     row_of,
     text_of,
@@ -41,6 +42,8 @@ from tasks.report_view import (
 __all__ = ["duration", "folder_name", "redact", "render_host", "render_index", "write_index", "write_report"]
 
 _VERDICTS = ("fail", "refused", "running", "warn", "pass")
+# What `site` does not find out itself and its page shows all the same.
+_SHOWN_BY_SITE = ("bench", "promotion")
 # What a status looks like: its colour and its sign, never the colour alone.
 _TONES = {
     **dict.fromkeys(("pass", "ok", "done"), "good"),
@@ -54,15 +57,42 @@ _TONES = {
 def write_report(folder: Path, evidence: Mapping[str, Any], secrets: Iterable[str] = ()) -> None:
     """Write `<folder>/<verb>.json` and its page, each atomically; makes the folder.
 
-    The page of `site` is `index.html`; another verb's does not replace it: it is `<verb>.html`.
+    The page of `site` is `index.html`; another verb's does not replace it: it is `<verb>.html`. When a
+    benchmark or a promotion is over, the page of `site` is written anew, with it.
 
     `secrets` are values that must not appear (an API key, a password), besides what `redact` finds.
     Raises OSError when the folder cannot be written; never because of what the evidence holds.
     """
     clean = dict_of(redact(evidence, secrets))
     folder.mkdir(parents=True, exist_ok=True)
-    _replace(folder / json_name(clean), json.dumps(clean, indent=1, ensure_ascii=False) + "\n")
-    _replace(folder / page_name(json_name(clean)), _host_page(clean))
+    name = json_name(clean)
+    _replace(folder / name, json.dumps(clean, indent=1, ensure_ascii=False) + "\n")
+    beside = _beside(folder, name)
+    _replace(folder / page_name(name), _host_page(_whole(clean, beside), beside))
+    site = beside.get("site.json")
+    if site and clean.get("verdict") != "running" and any(clean.get(key) for key in _SHOWN_BY_SITE):
+        beside = _beside(folder, "site.json")
+        _replace(folder / page_name("site.json"), _host_page(_whole(site, beside), beside))
+
+
+def _beside(folder: Path, name: str) -> dict[str, dict[str, Any]]:
+    """Reports of other runs on this host, by file, the newest first."""
+    found = {path.name: report for path in folder.glob("*.json") if (report := _read(path))}
+    found.pop(name, None)
+    newest_first = sorted(found.items(), key=lambda pair: text_of(pair[1].get("started")), reverse=True)
+    return {file: report for file, report in newest_first if file == json_name(report)}
+
+
+def _whole(data: dict[str, Any], beside: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """The report of `site` with the last benchmark and promotion of its recipe, which other verbs make."""
+    if json_name(data) != "site.json":
+        return data
+    whole = dict(data)
+    for report in beside.values():
+        if dict_of(report.get("recipe")).get("name") == dict_of(data.get("recipe")).get("name"):
+            for key in _SHOWN_BY_SITE:
+                whole[key] = whole.get(key) or report.get(key)
+    return whole
 
 
 def write_index(folder: Path) -> None:
@@ -104,8 +134,8 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
-def _host_page(data: dict[str, Any]) -> str:
-    view = host_of(data)
+def _host_page(data: dict[str, Any], beside: Mapping[str, dict[str, Any]] | None = None) -> str:
+    view = host_of(data, [other_of(report) for report in (beside or {}).values()])
     return _page("host.html.j2", view.verdict, page=view, live=view.verdict == "running")
 
 
@@ -122,7 +152,8 @@ def _read(path: Path) -> dict[str, Any] | None:
         found = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) and "verdict" in found else None
+    # a benchmark's own file has a verdict too, and no page
+    return found if isinstance(found, dict) and "verdict" in found and found.get("verb") else None
 
 
 def _replace(path: Path, text: str) -> None:
@@ -186,6 +217,13 @@ def _amount(value: float, key: str = "") -> Markup:
     return Markup('<data value="{}">{}</data>').format(json.dumps(value), shown)
 
 
+def _figure(value: float) -> str:
+    """A measured figure for a reader: three significant digits, all of a whole number."""
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3g}" if abs(value) < 100 or value == int(value) else f"{value:.0f}"
+
+
 def _seconds(value: float | None) -> Markup:
     if value is None:
         return Markup("")
@@ -242,6 +280,9 @@ def _environment() -> jinja2.Environment:
         script_hash=_hash(script),
     )
     environment.filters["slug"] = _slug
+    environment.filters["figure"] = _figure
+    # Markup: what report_charts has drawn; every text in it was escaped when it was written
+    environment.filters["drawing"] = Markup
     return environment
 
 

@@ -13,7 +13,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import quote
 
+from tasks.report_bench import Bench, Chart, bench_of, promotion_charts
 from tasks.report_serving import promotion_shown, startup_shown
+from tasks.report_topology import Drawing, drawing_of
 
 # What the page shows at most; the JSON beside it has everything.
 LINE_CHARS = 600
@@ -111,6 +113,16 @@ class Row:
     proof: Proof
 
 
+@dataclass(frozen=True)
+class Other:
+    """Another run on the same host, whose page lies beside this one."""
+
+    verb: str
+    link: str
+    verdict: str
+    started: str
+
+
 @dataclass
 class _Budget:
     """How many values of free-form data the page still has room for."""
@@ -155,17 +167,20 @@ class Host:
     groups: list[Group]
     checks: list[Check]
     facts: dict[str, Any]
-    bench: Any
+    bench: Bench | None
     topology: Any
+    drawing: Drawing | None
     promotion: Any
+    promotion_charts: list[Chart]
     startup: Any
     pins: list[dict[str, str]]
     pin_count: int
     more: dict[str, int]
+    others: list[Other]
 
 
-def host_of(data: dict[str, Any]) -> Host:
-    """What one host's page shows."""
+def host_of(data: dict[str, Any], others: list[Other] | None = None) -> Host:
+    """What one host's page shows; `others` are the pages of other runs beside it."""
     seconds = number_of(data.get("seconds"))
     started = text_of(data.get("started"))
     steps, total = _steps(data)
@@ -201,9 +216,11 @@ def host_of(data: dict[str, Any]) -> Host:
         groups=_groups(notes[:ROWS]),
         checks=checks[:ROWS],
         facts={key: _cut(value, budget) for key, value in list(dict_of(data.get("facts")).items())[:ROWS]},
-        bench=_cut(data.get("bench"), budget),
+        bench=bench_of(data.get("bench")),
         topology=_cut(data.get("topology"), budget),
+        drawing=drawing_of(data.get("topology")),
         promotion=_cut(promotion_shown(data), budget),
+        promotion_charts=promotion_charts(data.get("promotion")),
         startup=_cut(startup_shown(data), budget),
         pins=[
             {key: text_of(pin.get(key)) for key in ("name", "version", "sha256", "source")}
@@ -217,6 +234,7 @@ def host_of(data: dict[str, Any]) -> Host:
             "pins": max(0, len(pins) - PIN_ROWS),
             "facts": max(0, len(dict_of(data.get("facts"))) - ROWS),
         },
+        others=others or [],
     )
 
 
@@ -233,6 +251,16 @@ def row_of(data: dict[str, Any], folder: str) -> Row:
         started=text_of(data.get("started")),
         seconds=number_of(data.get("seconds")),
         proof=_proof(data),
+    )
+
+
+def other_of(data: dict[str, Any]) -> Other:
+    """A run as another run's page links to it."""
+    return Other(
+        verb=text_of(data.get("verb")),
+        link=page_name(json_name(data)),
+        verdict=text_of(data.get("verdict")),
+        started=text_of(data.get("started")),
     )
 
 

@@ -38,13 +38,16 @@ def facts_shown(facts: HostFacts, *, gpus: bool) -> dict[str, Any]:
 
 
 def topology_shown(facts: HostFacts) -> dict[str, Any] | None:
-    """What lies between each two GPUs, and their P2P status; None with fewer than two."""
+    """What lies between each two GPUs, their P2P status and NUMA nodes; None with fewer than two."""
     matrices = {
         "links": facts.gpu.topology,
         "p2p_read": facts.gpu.p2p_read,
         "p2p_write": facts.gpu.p2p_write,
     }
     found = {name: _rows(matrix) for name, matrix in matrices.items() if matrix and len(matrix.gpus) > 1}
+    nodes = facts.gpu.topology.numa if found and facts.gpu.topology else {}
+    if nodes:
+        found["numa"] = {f"GPU {index}": node for index, node in sorted(nodes.items())}
     return found or None
 
 

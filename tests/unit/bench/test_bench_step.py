@@ -107,3 +107,41 @@ def test_the_record_names_driver_and_gpus_and_is_silent_without() -> None:
         "links": ["gen5 x16", "gen5 x16"],
     }
     assert b.gpus_of(GpuFacts()) is None
+
+
+def kept(folder: Path, stamp: str, mode: str, **more: Any) -> None:
+    """A benchmark of an earlier time, as it lies in a host's reports."""
+    case = {**ROW, "input": 128, "output": 64, "concurrency": 8, "prompts": 64, "rate": None}
+    bench = {
+        "verdict": "pass",
+        "mode": mode,
+        "recipe": {"name": "r"},
+        "started": stamp,
+        "cases": [case],
+        **more,
+    }
+    (folder / f"bench-{stamp}.json").write_text(json.dumps(bench), "utf-8")
+
+
+def test_the_newest_passing_benchmark_of_every_other_mode_stands_beside(tmp_path: Path) -> None:
+    kept(tmp_path, "20261101T000000Z", "eager")
+    kept(tmp_path, "20261102T000000Z", "eager")
+    kept(tmp_path, "20261103T000000Z", "eager", verdict="fail")
+    kept(tmp_path, "20261104T000000Z", "optimized")
+    kept(tmp_path, "20261105T000000Z", "third", recipe={"name": "another"})
+    (tmp_path / "bench-20261106T000000Z.json").write_text("{", "utf-8")
+    now = json.loads((tmp_path / "bench-20261104T000000Z.json").read_text("utf-8"))
+    (found,) = b.beside(now, tmp_path)
+    assert (found["mode"], found["file"]) == ("eager", "bench-20261102T000000Z.json")
+    assert found["cases"][0]["median"] == ROW["median"] and "runs" not in found["cases"][0]
+
+
+def test_cases_of_another_protocol_do_not_stand_beside(tmp_path: Path) -> None:
+    kept(tmp_path, "20261101T000000Z", "eager")
+    now = {
+        "mode": "optimized",
+        "recipe": {"name": "r"},
+        "cases": [{**ROW, "input": 128, "output": 64, "concurrency": 8, "prompts": 8, "rate": None}],
+    }
+    assert b.beside(now, tmp_path) == []
+    assert b.beside(now, tmp_path / "nothing") == []

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "report"
-SAMPLES = ("rehearsal-pass", "refused", "engine-failed")
+SAMPLES = ("rehearsal-pass", "refused", "engine-failed", "gpu-bench")
 VOID = {"meta", "link", "input", "br", "img", "base"}
 
 

@@ -117,7 +117,7 @@ def test_findings_are_counted_by_group_and_all_shown(name: str) -> None:
 @pytest.mark.parametrize("name", SAMPLES)
 def test_every_pin_is_there_with_its_whole_hash(name: str) -> None:
     evidence, tree = page(name)
-    rows = [row for row in tree.all("tr") if row.all("td")]
+    rows = [row for table in tree.all("table", cls="pins") for row in table.one("tbody").all("tr")]
     shown = [(row.one("th").text(), row.one("code").text()) for row in rows]
     assert shown == [(pin["name"], pin["sha256"]) for pin in evidence["pins"]]
 
@@ -308,7 +308,7 @@ def test_hostile_texts_stay_texts(name: str) -> None:
         assert not [key for key in node.attrs if key.startswith("on") or key in ("src", "style", "srcset")]
         assert not (node.attrs.get("href") or "#").startswith(("javascript", "data:text"))
     assert HOSTILE in tree.one("p", cls="host").text()
-    assert HOSTILE in tree.one("title").text()
+    assert HOSTILE in tree.one("head").one("title").text()
     assert "49" not in tree.one("p", cls="host").text()
 
 
@@ -457,6 +457,7 @@ def test_ids_are_unique_and_every_inner_link_has_a_target(name: str) -> None:
 def test_status_is_never_told_by_colour_alone(name: str) -> None:
     tree = parse(render_host(sample(name)))
     signs = tree.all(cls="sign") + tree.all("a", cls="chip") + tree.all(cls="tally")
+    signs = [sign for sign in signs if sign.attrs.get("href") != "#acceptance"]  # "+22" is no status
     for sign in signs:
         words = sign.text() if "sign" in (sign.attrs["class"] or "") else sign.text().split(maxsplit=1)[-1]
         assert words.strip(), "a sign without a word"
@@ -594,13 +595,19 @@ def test_secrets_reach_neither_the_page_nor_the_json(tmp_path: Path) -> None:
 def test_the_index_has_the_worst_host_first_and_links_to_each() -> None:
     tree = parse(render_index([sample(name) for name in SAMPLES]))
     rows = [row for row in tree.all("tr") if row.all("td")]
-    assert [row.one("th").words() for row in rows] == ["h20-lab-03", "workstation-7", "@local"]
+    assert [row.one("th").words() for row in rows] == [
+        "h20-lab-03",
+        "workstation-7",
+        "@local",
+        "workstation",
+    ]
     assert [row.one("a").attrs["href"] for row in rows] == [
         "h20-lab-03/index.html",
         "workstation-7/index.html",
         "local/index.html",
+        "workstation/index.html",
     ]
-    assert tree.one("h1").words() == "3 hosts"
+    assert tree.one("h1").words() == "4 hosts"
     assert "12 of 16 checks passed, 4 skipped" in rows[2].words()
     assert json.loads(rows[2].one("data").attrs["value"] or "") == sample("rehearsal-pass")["seconds"]
 
