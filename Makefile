@@ -23,10 +23,10 @@ rehearse: $(STAMP) ## the whole pipeline on this machine, no GPU needed; the ser
 	@$(BIN)/rackwright site rehearsal -y
 
 test: $(STAMP) ## every test: fast, real hosts, the real engine
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest --numprocesses 2
 
 test-fast: $(STAMP) ## pure functions and recorded outputs, under a minute
-	@$(BIN)/python -m pytest tests/unit -m "not slow"
+	@$(BIN)/python -m pytest --numprocesses 2 tests/unit -m "not slow"
 
 lint: $(STAMP) ## ruff and mypy --strict
 	@$(BIN)/ruff check .
