@@ -12,6 +12,9 @@ from tasks.plan import Plan
 from tasks.proven import counts, keep_proof
 from tasks.steps import Done, StepFailed, job, onhost, python_of
 
+# Seconds for a whole run; the program's own budget ends it before.
+DEADLINES = {"smoke": 600, "standard": 3600, "deep": 9000}
+
 
 class Acceptance:
     """`onhost/accept.py` against the running engine, over loopback."""
@@ -62,6 +65,8 @@ class Acceptance:
         plan.look()  # the service step may just have started it: which process is it?
         spec = plan.spec()
         request = acceptance_request(plan, spec, plan.service.pid)
+        # a promotion counts compilations itself, before and after its warm-up
+        request["expect"]["log_script"] = plan.supervisor.logs(spec.name, spec.log, 4000, False)
         outcome = job(
             plan,
             "acceptance",
@@ -70,7 +75,7 @@ class Acceptance:
             (python_of(plan), onhost(plan, "accept.py"), "--stdin"),
             verdict=True,
             stdin=json.dumps(request),
-            deadline=3600,
+            deadline=DEADLINES[self.profile],
         )
         result = outcome.result
         plan.record.note(acceptance=result)

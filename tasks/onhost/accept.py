@@ -31,6 +31,7 @@ import math
 import os
 import re
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -50,6 +51,7 @@ EXPECT_KEYS = {
     "key_required": "bool: whether /v1 must refuse requests without the key; absent: when a key is given",
     "identity": "object: what the receipt says of the process (see IDENTITY_KEYS)",
     "log": "string: the engine's log file, to see kernels compiled after warm-up",
+    "log_script": "string: a shell command that prints the log's end, where there is no file (a journal)",
 }
 IDENTITY_KEYS = {
     "pid": "int: process that must own the port, itself or through a child",
@@ -655,6 +657,7 @@ class Run:
         self.current = ""
         self.first_metrics: Metrics | None = None
         self.log_offset: int | None = None
+        self.log_seen: str | None = None
         self.slowest: Json | None = None
         self.card: Json = {}
 
@@ -1604,27 +1607,61 @@ def kv_transfers(run: Run) -> str:
     return "none failed"
 
 
-@check("engine.compile", limit=30)
-def compiled(run: Run) -> str:
-    """No kernel was compiled in this run after its first request (the warm-up)."""
+def log_end(script: str) -> str | None:
+    """What a shell command prints of the engine's log; None when it cannot."""
+    try:
+        done = subprocess.run(
+            ["sh", "-c", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=20
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout[-MOST_BYTES:].decode("utf-8", "replace") if done.returncode == 0 else None
+
+
+def new_lines(before: str, after: str) -> list[str]:
+    """Lines of a log's end that an earlier look at its end did not show."""
+    old, now = before.splitlines(), after.splitlines()
+    if not old:
+        return now
+    last = old[-20:]
+    for start in range(len(now) - len(last), -1, -1):
+        if now[start : start + len(last)] == last:
+            return now[start + len(last) :]
+    return now
+
+
+def fresh_log(run: Run) -> str | None:
+    """What the engine has logged since `note_log`; None where that cannot be told."""
     path = run.expect.get("log")
     if not path:
-        raise Skipped("no log file was given")
-    if not run.answers:
-        raise Skipped("no answer came in this run")
+        now = log_end(run.expect["log_script"])
+        return None if now is None or run.log_seen is None else "\n".join([*new_lines(run.log_seen, now), ""])
     if run.log_offset is None:
-        raise Skipped("the log could not be read when the run began: %s" % path)
+        return None
     try:
         with open(path, "rb") as file:
             file.seek(run.log_offset if os.path.getsize(path) >= run.log_offset else 0)
-            text = file.read(MOST_BYTES).decode("utf-8", "replace")
-    except OSError as error:
-        raise Skipped("the log cannot be read: %s" % error) from None
+            return file.read(MOST_BYTES).decode("utf-8", "replace")
+    except OSError:
+        return None
+
+
+@check("engine.compile", limit=30)
+def compiled(run: Run) -> str:
+    """No kernel was compiled in this run after its first request (the warm-up)."""
+    if not run.expect.get("log") and not run.expect.get("log_script"):
+        raise Skipped("no log was given")
+    if not run.answers:
+        raise Skipped("no answer came in this run")
+    text = fresh_log(run)
+    if text is None:
+        raise Skipped("the log cannot be read: %s" % (run.expect.get("log") or run.expect.get("log_script")))
     lines = [line for line in text.splitlines() if COMPILED.search(line)]
     run.figures["compile_warnings"] = len(lines)
     if lines:
         run.fail(
-            "%d kernels were compiled while requests waited, such as: %s" % (len(lines), lines[0][-160:])
+            "%d kernels were compiled while requests waited, such as: %s (they are kept: a second run tells "
+            "whether the warm-up only lacked their lengths)" % (len(lines), lines[0][-160:])
         )
     return "none in %d lines of log" % text.count("\n")
 
@@ -1761,7 +1798,9 @@ def accept(parameters: Parameters, key: str | None) -> Json:
 
 
 def note_log(run: Run) -> None:
-    """Remember how long the engine's log is: what comes later was compiled in this run."""
+    """Remember where the engine's log ends: what comes later was compiled in this run."""
+    if run.expect.get("log_script"):
+        run.log_seen = log_end(run.expect["log_script"])
     try:
         run.log_offset = os.path.getsize(run.expect["log"])
     except (KeyError, OSError, TypeError):
@@ -1847,12 +1886,41 @@ def read_key(path: str | None) -> str | None:
     return key
 
 
+EPILOG = """\
+profiles:
+  smoke      is it the right server, does it answer, think, call tools and stream? under 30 s on a GPU
+  standard   the gate before promotion: exact answers, agents' rounds with 40 tools, usage, stop,
+             logprobs, errors, hang-ups, prefix cache and speculation by their counters
+  deep       standard, and a needle early, in the middle and late in a context near the limit
+
+what --expect may say, as one JSON object; what is absent is asked of the server or skipped:
+%s
+  identity's keys:
+%s
+
+examples:
+  accept.py --base-url http://127.0.0.1:8000 --model deepseek-v4-flash
+  accept.py --base-url URL --model NAME --api-key-file /run/key --profile smoke --json
+  accept.py --base-url URL --model NAME --checks chat.exact,tools.auto
+  accept.py --base-url URL --model NAME --skip spec.decode='this engine has no counters for it'
+  accept.py --base-url URL --model NAME --expect '{"speculative": true, "log": "/var/log/engine.log"}'
+
+A check passes, fails, or is skipped with its reason; the run passes when nothing failed and something
+passed. The JSON has every check's verdict, figures, and the request and response that decided.
+exit codes: 0 pass, 1 fail, 2 wrong usage
+""" % (
+    "\n".join("  %-15s %s" % pair for pair in EXPECT_KEYS.items()),
+    "\n".join("    %-13s %s" % pair for pair in IDENTITY_KEYS.items()),
+)  # fmt: skip
+
+
 def arguments(argv: list[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(
         prog="accept.py",
         description="Prove that an endpoint serves the model, and not only that it answers.",
-        epilog="exit codes: 0 pass, 1 fail, 2 wrong usage",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--base-url", metavar="URL", help="http://HOST:PORT, with or without /v1")
     parser.add_argument("--model", metavar="NAME", help="served model name")
@@ -1868,7 +1936,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
         "--random-weights", action="store_true", help="the checkpoint knows nothing: judge form only"
     )
     parser.add_argument(
-        "--expect", metavar="JSON", default="{}", help="what is known: " + "; ".join(EXPECT_KEYS)
+        "--expect", metavar="JSON", default="{}", help="what is known of the server (see below)"
     )
     parser.add_argument(
         "--patience", type=float, default=1.0, help="multiplies every time limit (default: 1)"

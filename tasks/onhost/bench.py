@@ -307,18 +307,6 @@ def thinned(samples: list[Json], most: int = SAMPLES_KEPT) -> list[Json]:
     return [samples[int(i * step)] for i in range(most)]
 
 
-def new_lines(before: str, after: str) -> list[str]:
-    """Lines of a log's end that an earlier look at its end did not show."""
-    old, now = before.splitlines(), after.splitlines()
-    if not old:
-        return now
-    last = old[-20:]
-    for start in range(len(now) - len(last), -1, -1):
-        if now[start : start + len(last)] == last:
-            return now[start + len(last) :]
-    return now
-
-
 def parse_gpus(text: str) -> list[Json]:
     """Rows of `nvidia-smi --query-gpu=GPU_FIELDS --format=csv,noheader,nounits`; what is not told is None."""
     rows = []
@@ -514,15 +502,7 @@ class Session:
     def log_end(self) -> str:
         """The end of the engine's log; empty where there is none."""
         script = self.parameters.get("log_script")
-        if not script:
-            return ""
-        try:
-            done = subprocess.run(
-                ["sh", "-c", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=30
-            )
-        except (OSError, subprocess.SubprocessError):
-            return ""
-        return done.stdout.decode("utf-8", "replace")
+        return (accept.log_end(script) or "") if script else ""
 
     # --- one run
 
@@ -546,7 +526,7 @@ class Session:
         if before and after:
             why += [] if failure else served_problems(case, before, after)
             figures.update(mechanisms(before, after))
-        compiled = [line for line in new_lines(log, self.log_end()) if accept.COMPILED.search(line)]
+        compiled = [line for line in accept.new_lines(log, self.log_end()) if accept.COMPILED.search(line)]
         span = span_of(raw) if raw else None
         self.add_energy(figures, samples, span)
         first = span[0] if span else samples[0]["at"] if samples else 0.0

@@ -166,6 +166,32 @@ def test_an_old_server_on_the_port_is_not_taken_for_the_new_one(
     assert said in summary
 
 
+@pytest.mark.parametrize(("faults", "verdict"), [((), "pass"), (("compiles_late",), "fail")])
+def test_a_log_that_is_no_file_is_read_by_a_command(
+    bench: Bench, faults: tuple[str, ...], verdict: str
+) -> None:
+    log = bench.folder / "engine.log"
+    log.write_text("TileLang begins to compile kernel `before` during the warm-up\n")
+    one = bench.serve(list(faults))
+    found = bench.verdict(
+        one,
+        "engine.compile",
+        first=["guard.first_request", "chat.plain"],
+        expect={"log_script": f"tail -n 400 {log}"},
+    )
+    assert found[0] == verdict, found[1]
+
+
+def test_a_log_that_cannot_be_read_is_a_skip(bench: Bench) -> None:
+    found = bench.verdict(
+        bench.serve(),
+        "engine.compile",
+        first=["guard.first_request"],
+        expect={"log_script": "exit 1"},
+    )
+    assert found == ("skipped", "skipped: the log cannot be read: exit 1")
+
+
 def test_a_context_length_that_is_not_the_recipes_fails(bench: Bench) -> None:
     one = bench.serve(["wrong_context"])
     verdict, summary = bench.verdict(one, "models.name", expect={"max_model_len": 8192})
@@ -196,7 +222,7 @@ SKIPS = [
     ("spec.decode", {}, "no counters of speculative decoding"),
     ("spec.decode", {"expect": {"speculative": False}}, "speculative decoding is off"),
     ("engine.kv_transfers", {}, "transfers no KV cache"),
-    ("engine.compile", {}, "no log file was given"),
+    ("engine.compile", {}, "no log was given"),
     ("content.markup", {}, "no answer came"),
     ("chat.plain", {"skip": {"chat.plain": "not taught"}}, "not taught"),
 ]

@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 from accept_bench import ACCEPT, ENGINE, KEY, MODEL, Bench, accept
 
+from tasks.acceptance import DEADLINES
+
 PROGRESS = re.compile(r"^#progress (\{.*\})$")
 
 
@@ -343,3 +345,19 @@ def test_the_program_is_python_3_8_with_the_standard_library_only(path: Path) ->
         elif isinstance(node, ast.ImportFrom):
             imported.add((node.module or "").split(".")[0])
     assert imported - set(sys.stdlib_module_names) == set()
+
+
+def test_a_runs_own_budget_ends_before_the_controller_gives_the_job_up() -> None:
+    assert set(DEADLINES) == set(accept.BUDGET)
+    assert all(DEADLINES[profile] > seconds for profile, seconds in accept.BUDGET.items())
+
+
+def test_the_help_names_profiles_examples_and_all_that_can_be_expected(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        accept.main(["--help"])
+    said = capsys.readouterr().out
+    assert ended.value.code == 0
+    words = [*accept.PROFILES, *accept.EXPECT_KEYS, *accept.IDENTITY_KEYS, "examples:", "exit codes: 0 pass"]
+    assert [word for word in words if word not in said] == []

@@ -161,12 +161,12 @@ def test_energy_is_not_guessed() -> None:
 
 def test_new_lines_of_a_log_are_found_in_its_end() -> None:
     before = "\n".join(f"line {i}" for i in range(50))
-    assert bench.new_lines(before, before) == []
-    assert bench.new_lines(before, before + "\nfresh") == ["fresh"]
+    assert bench.accept.new_lines(before, before) == []
+    assert bench.accept.new_lines(before, before + "\nfresh") == ["fresh"]
     moved_on = "\n".join([f"line {i}" for i in range(20, 50)] + ["a", "b"])
-    assert bench.new_lines(before, moved_on) == ["a", "b"]
-    assert bench.new_lines(before, "rotated\nlog") == ["rotated", "log"]
-    assert bench.new_lines("", "first") == ["first"]
+    assert bench.accept.new_lines(before, moved_on) == ["a", "b"]
+    assert bench.accept.new_lines(before, "rotated\nlog") == ["rotated", "log"]
+    assert bench.accept.new_lines("", "first") == ["first"]
 
 
 @pytest.mark.parametrize(
