@@ -121,6 +121,7 @@ def test_multicast_is_off_unless_the_caller_says_otherwise(tmp_path: Path) -> No
     assert json.loads(log.read_text().splitlines()[0])["NCCL_NVLS_ENABLE"] == "1"
 
 
+@pytest.mark.slow
 def test_piped_it_does_all_of_it_and_leaves_no_file(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()

@@ -77,6 +77,7 @@ def test_a_limit_may_be_a_host_a_group_or_a_pattern(inventory: str, limit: str) 
     assert inventory in handed_over("site", inventory, "--limit", limit)
 
 
+@pytest.mark.slow
 def test_mistakes_of_hosts_outside_the_limit_do_not_matter(tmp_path: Path) -> None:
     path = tmp_path / "mixed.py"
     path.write_text(INVENTORY.replace('"gpu2", {', '"gpu2", {"port": 0, '))
@@ -92,6 +93,7 @@ def test_a_broken_inventory_is_wrong_usage_and_not_a_traceback(tmp_path: Path) -
     assert "Traceback" not in said
 
 
+@pytest.mark.slow
 def test_verbs_that_change_nothing_do_not_ask(inventory: str) -> None:
     assert "-y" in handed_over("status", inventory)
     assert "-y" not in handed_over("site", inventory)

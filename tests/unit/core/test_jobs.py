@@ -120,6 +120,7 @@ def test_many_starts_at_once_make_one_job(job: OnHost, tmp_path: Path) -> None:
         job.cancel()
 
 
+@pytest.mark.slow
 def test_a_killed_job_is_dead_and_runs_again(job: OnHost) -> None:
     job.start("k1", "exec sleep 30")
     job.wait(lambda state: state.state == "running")
@@ -140,6 +141,7 @@ def test_a_reused_pid_of_another_process_or_boot_is_not_taken_for_the_job(job: O
         os.killpg(pid, 9)
 
 
+@pytest.mark.slow
 def test_cancelling_ends_what_the_job_has_started_too(job: OnHost, tmp_path: Path) -> None:
     job.start("k1", f"sleep 300 & echo $! >{tmp_path}/child; wait")
     job.wait(lambda state: (tmp_path / "child").exists() and (tmp_path / "child").read_text().strip() != "")

@@ -49,6 +49,7 @@ def request(**changes: object) -> ProbeRequest:
     return ProbeRequest(root="/opt/rackwright", model_root="/data/models", **changes)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_every_shell_reads_this_machine(shell: list[str], run_probe: Run) -> None:
     asked = request(ports=(1,), env_python=sys.executable)
     done = run_probe(build_probe(asked), shell)
@@ -122,6 +123,7 @@ def test_what_hangs_is_given_up_and_the_rest_is_read(tool_folder: Callable[..., 
     assert len(_alive("31.25")) <= sum(argv[0] == "busybox" for argv in SHELLS)
 
 
+@pytest.mark.slow
 def test_no_helper_process_is_left_behind(run_probe: Run, tool_folder: Callable[..., Path]) -> None:
     marker = "31.4159"
     script = build_probe(request()).replace('sleep "$1"', f"sleep {marker}")

@@ -29,6 +29,7 @@ def shelf(tmp_path: Path) -> Path:
     return tmp_path / "shelf"
 
 
+@pytest.mark.slow
 def test_it_installs_what_the_lock_names_and_the_second_run_changes_nothing(host: Host, shelf: Path) -> None:
     alpha, beta = make_wheel(shelf, "alpha", "1.0"), make_wheel(shelf, "beta", "2.0+cpu")
     host.lock_wheels(alpha, beta)
@@ -72,6 +73,7 @@ def test_progress_tells_phases_with_done_and_total(host: Host, shelf: Path) -> N
     assert '#progress {"phase": "verify", "done": 1, "total": 1, "unit": "packages", "note": "done"}' in log
 
 
+@pytest.mark.slow
 def test_a_wheel_with_one_flipped_byte_is_refused_and_named(host: Host, shelf: Path) -> None:
     wheel = make_wheel(shelf, "alpha", "1.0")
     right = sha256(wheel)

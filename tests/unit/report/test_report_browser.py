@@ -7,6 +7,7 @@ counted and not believed. The first tests show that the instruments would notice
 from __future__ import annotations
 
 import copy
+import json
 import os
 import re
 import shutil
@@ -126,6 +127,44 @@ def test_the_page_renders_in_silence_and_asks_for_nothing(site: Site, tmp_path: 
     assert "hidden" not in tree.one("button").attrs, "the script did not run"
     shown = {float(node.attrs["value"] or "nan") for node in tree.all("data", cls="seconds")}
     assert {step["seconds"] for step in evidence["steps"] if step["seconds"] is not None} <= shown
+
+
+def test_in_the_browser_the_charts_say_the_figures_of_the_json(site: Site, tmp_path: Path) -> None:
+    evidence = sample("gpu-bench")
+    dom, console, asked = visit(site, render_host(evidence), tmp_path / "p")
+    assert console == [] and asked == ["/page.html"]
+    tree = parse(re.sub(r"<!--.*?-->", "", dom))
+    cases = evidence["bench"]["cases"]
+    shown = {json.loads(node.attrs["value"] or "") for node in tree.one("section", id="bench").all("data")}
+    assert {value for case in cases for value in case["median"].values()} <= shown
+    said = [title.words() for chart in tree.all("svg", cls="chart") for title in chart.all("title")]
+    for case in cases:
+        for stem in ("ttft", "tpot", "itl", "e2el"):
+            for share in ("p50", "p95", "p99"):
+                assert f"{share} · {case['name']}: {case['median'][f'{stem}_{share}_ms']} ms" in said
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_charts_and_topology_take_their_colours_from_the_page(
+    site: Site, tmp_path: Path, scheme: str
+) -> None:
+    """Without its styles a shape is black: each must have a colour, and one that stands out."""
+    html = render_host(sample("gpu-bench"))
+    if scheme == "dark":
+        html = html.replace("@media (prefers-color-scheme: dark)", "@media (min-width: 1px)")
+        html = re.sub(r"style-src '[^']*'", "style-src 'unsafe-inline'", html)
+    script = """
+      const paper = win.getComputedStyle(doc.body).backgroundColor;
+      const seen = (what, key) => [...doc.querySelectorAll(what)].filter(e => e.getClientRects().length)
+        .map(e => win.getComputedStyle(e)[key]);
+      const fills = seen('.chart .rect', 'fill'), lines = seen('.chart .series .line', 'stroke');
+      const boxes = seen('.drawing .gpu rect', 'stroke');
+      const good = [...fills, ...lines, ...boxes].filter(c =>
+        c !== 'rgb(0, 0, 0)' && c !== 'none' && c !== paper);
+      return [fills.length, lines.length > 20, boxes.length,
+        good.length === fills.length + lines.length + boxes.length].join(' ');
+    """
+    assert measured(site, html, tmp_path / "p", 1280, script) == "54 true 4 true"
 
 
 def test_the_index_renders_in_silence_and_asks_for_nothing(site: Site, tmp_path: Path) -> None:

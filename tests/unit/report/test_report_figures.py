@@ -6,6 +6,7 @@ import copy
 import json
 import re
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +138,7 @@ def test_what_is_no_topology_is_not_drawn(value: Any) -> None:
 
 
 def test_the_page_says_the_matrix_in_words_too() -> None:
-    tree = parse(render_host(sample("gpu-bench")))
+    tree = whole()
     rows = tree.one("table", cls="matrix").one("tbody").all("tr")
     assert [row.words() for row in rows][1] == "GPU 1NODE·SYSSYS"
     name = tree.one("title", id="topology-name").words()
@@ -146,6 +147,12 @@ def test_the_page_says_the_matrix_in_words_too() -> None:
 
 
 # --- charts ----------------------------------------------------------------------------------------------
+
+
+@cache
+def whole() -> Node:
+    """The page of the example, drawn once; nobody changes it."""
+    return parse(render_host(sample("gpu-bench")))
 
 
 def figure(tree: Node, name: str) -> Node:
@@ -164,8 +171,7 @@ def told(chart: Node) -> dict[tuple[str, str], float]:
 
 
 def test_percentiles_of_every_case_are_bars_with_exactly_the_figures_of_the_json() -> None:
-    evidence = sample("gpu-bench")
-    tree = parse(render_host(evidence))
+    evidence, tree = sample("gpu-bench"), whole()
     headings = {
         "ttft": "Time to first token (TTFT)",
         "tpot": "Time per output token (TPOT)",
@@ -181,8 +187,7 @@ def test_percentiles_of_every_case_are_bars_with_exactly_the_figures_of_the_json
 
 
 def test_modes_stand_beside_each_other_in_charts_and_table() -> None:
-    evidence = sample("gpu-bench")
-    tree = parse(render_host(evidence))
+    evidence, tree = sample("gpu-bench"), whole()
     both = [evidence["bench"], *evidence["bench"]["beside"]]
     for heading, name in (
         ("Output tokens per second", "output_tokens_per_second"),
@@ -208,8 +213,7 @@ def test_whiskers_are_there_where_runs_differ() -> None:
 
 
 def test_curves_of_gpus_and_engine_have_their_peaks_from_the_samples() -> None:
-    evidence = sample("gpu-bench")
-    tree = parse(render_host(evidence))
+    evidence, tree = sample("gpu-bench"), whole()
     samples = [one for case in evidence["bench"]["cases"] for run in case["runs"] for one in run["samples"]]
     for heading, field, factor in (
         ("GPU memory", "memory_mib", 1 / 1024),
@@ -240,7 +244,7 @@ def test_a_host_without_gpus_has_no_empty_charts() -> None:
 
 def test_expected_figures_stand_beside_the_measured_ones() -> None:
     evidence = sample("gpu-bench")
-    row = parse(render_host(evidence)).one("table", cls="expected").one("tbody").one("tr")
+    row = whole().one("table", cls="expected").one("tbody").one("tr")
     (wanted,) = evidence["bench"]["expected"]
     assert [json.loads(node.attrs["value"] or "") for node in row.all("data")] == [
         wanted["value"],
