@@ -250,13 +250,21 @@ def look_ready(plan: Plan, spec: LaunchSpec) -> dict[str, Any]:
     return result
 
 
+def readable(script: str) -> str:
+    """The same script with foreign bytes of its output as `?`, steps of progress bars as lines.
+
+    A log may hold any bytes, and they can hang the reader. Each line comes when it is written, where there is
+    stdbuf (GNU coreutils); tr alone collects 4 KiB.
+    """
+    return (
+        f"b=$(command -v stdbuf >/dev/null 2>&1 && echo stdbuf -oL); {{ {script}; }} 2>&1"
+        " | $b tr -d '\\000-\\010\\013\\014\\016-\\037\\177' | $b tr '\\015\\200-\\377' '\\012?'"
+    )
+
+
 def tail(plan: Plan, spec: LaunchSpec, lines: int) -> list[str]:
     """The last lines of the engine's log."""
-    # The log may hold any bytes, and foreign bytes in output can hang the reader.
-    answer = plan.remote.run(
-        f"{{ {log_script(plan, spec, lines)}; }} 2>&1 | tr '\\r' '\\n'"
-        " | tr -d '\\000-\\010\\013-\\037\\177' | tr '\\200-\\377' '?'"
-    )
+    answer = plan.remote.run(readable(log_script(plan, spec, lines)))
     return log_lines(answer.stdout, lines)
 
 

@@ -17,7 +17,7 @@ from tasks.model.step import Weights
 from tasks.plan import Plan, plan_for
 from tasks.promote import Promote, Rollback
 from tasks.remote import LostHost
-from tasks.service import Service
+from tasks.service import Service, readable
 from tasks.status import status_lines
 from tasks.steps import run_step
 from tasks.summary import Summary, retell
@@ -200,13 +200,11 @@ def logs(host: Any) -> None:
     if plan.services[trial].running:
         name, log = trial, f"{plan.layout.logs}/{trial}.log"
     script = plan.supervisor.logs(name, log, plan.settings.lines, plan.settings.follow)
-    # foreign bytes in output can hang the reader, so they are shown as '?'
-    script = f"{{ {script}; }} 2>&1 | tr -d '\\000-\\010\\013-\\037\\177' | tr '\\200-\\377' '?'"
     if plan.settings.follow:
-        plan.remote.stream(script)
+        plan.remote.stream(readable(script))
         return
     try:
-        answer = plan.remote.run(script)
+        answer = plan.remote.run(readable(script))
     except LostHost as lost:
         plan.complain(f"{plan.name} does not answer: {lost}")
         host.state.fail_hosts({plan.host})

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import threading
 from typing import Any
 
 import pytest
@@ -11,6 +15,7 @@ from tasks.digest import digest_of
 from tasks.onhost import promotion, service_state
 from tasks.promote import columns
 from tasks.report_serving import promotion_shown, startup_shown
+from tasks.service import readable
 from tasks.startup import explain
 from tasks.status import parse_look
 from tasks.supervisors import Systemd, version_in
@@ -186,3 +191,19 @@ def test_the_identity_in_a_receipt_s_digest_is_filled_in_on_the_host(tmp_path: A
     assert written["digest"] == digest_of(["a", "42@7"])
     assert "digest_inputs" not in written
     assert written["detail"]["result"] == {"verdict": "pass"}
+
+
+def test_a_log_that_is_followed_comes_line_by_line_and_foreign_bytes_are_shown_as_such() -> None:
+    script = "printf '10%%\\r20%%\\r\\n\\033[1mbold\\033[0m \\303\\251\\n'; cat"
+    process = subprocess.Popen(
+        ["sh", "-c", readable(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+    )
+    assert process.stdin is not None and process.stdout is not None
+    overdue = threading.Timer(60, lambda: os.killpg(process.pid, signal.SIGKILL))
+    overdue.start()
+    # nothing more is written, and nothing ends, before these lines were read
+    lines = [process.stdout.readline() for _ in range(4)]
+    overdue.cancel()
+    process.stdin.close()
+    assert process.wait(60) == 0
+    assert lines == [b"10%\n", b"20%\n", b"\n", b"[1mbold[0m ??\n"]
