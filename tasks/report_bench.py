@@ -165,7 +165,7 @@ def bench_of(value: Any) -> Bench | None:
 
 
 def promotion_charts(promotion: Any) -> list[Chart]:
-    """Both modes of a promotion beside each other, by concurrency; none where nothing was measured."""
+    """Both modes of a promotion beside each other, by concurrency; none where only one was measured."""
     found = _dict(promotion)
     columns = [(found.get(key), word) for key, word in (("safe", "safe"), ("candidate", "candidate"))]
     measured: dict[str, dict[int, Json]] = {}
@@ -175,6 +175,8 @@ def promotion_charts(promotion: Any) -> list[Chart]:
             by = {int(n): row for row in _list(column.get("bench")) if (n := _number(row.get("concurrency")))}
             if by:
                 measured[name] = by
+    if len(measured) < 2:
+        return []
     levels = sorted({level for by in measured.values() for level in by})[:MOST_CASES]
     charts = []
     for name, key, unit in (
@@ -294,9 +296,10 @@ def _told(doc: Json) -> list[tuple[str, str]]:
     names = [_text(name) for name in gpus.get("names") or []] if isinstance(gpus.get("names"), list) else []
     counted = ", ".join(f"{names.count(name)}x {name}" for name in dict.fromkeys(names))
     driver = _text(gpus.get("driver"))
+    label, version = _text(engine.get("label")), _text(doc.get("engine_version"))
     return [
         ("mode", _text(doc.get("mode"))),
-        ("engine", " ".join(filter(None, (_text(engine.get("label")), _text(doc.get("engine_version")))))),
+        ("engine", label if not version or version in label else f"{label} {version}".strip()),
         ("gpus", ", ".join(filter(None, (counted, f"driver {driver}" if driver else "")))),
         ("client", _text(doc.get("client"))),
         ("runs", _text(doc.get("runs"))),

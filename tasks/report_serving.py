@@ -33,6 +33,15 @@ def promotion_shown(data: dict[str, Any]) -> dict[str, Any]:
         return {}
 
 
+def promotion_table(data: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Both modes of a promotion beside each other, their names in the first row; [] as above."""
+    try:
+        result = _dict(data, "promotion")
+        return table(result) if result.get("verdict") else []
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return []
+
+
 def startup_shown(data: dict[str, Any]) -> dict[str, Any]:
     """The last start for the page, with the one before it: what kept caches are worth; {} as above."""
     try:

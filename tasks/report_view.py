@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import quote
 
 from tasks.report_bench import Bench, Chart, bench_of, promotion_charts
-from tasks.report_serving import promotion_shown, startup_shown
+from tasks.report_serving import promotion_shown, promotion_table, startup_shown
 from tasks.report_topology import Drawing, drawing_of
 
 # What the page shows at most; the JSON beside it has everything.
@@ -166,11 +166,13 @@ class Host:
     total_seconds: float
     groups: list[Group]
     checks: list[Check]
+    chips: list[Check]
     facts: dict[str, Any]
     bench: Bench | None
     topology: Any
     drawing: Drawing | None
     promotion: Any
+    promotion_rows: list[tuple[str, str, str]]
     promotion_charts: list[Chart]
     startup: Any
     pins: list[dict[str, str]]
@@ -189,6 +191,8 @@ def host_of(data: dict[str, Any], others: list[Other] | None = None) -> Host:
     pins = items_of(data.get("pins"), "name")
     recipe = dict_of(data.get("recipe")) or {"name": data.get("recipe")}
     budget = _Budget()
+    rows = promotion_table(data)
+    modes = set(rows[0]) if rows else set()
     return Host(
         host=text_of(data.get("host")) or "?",
         verb=text_of(data.get("verb")),
@@ -215,11 +219,16 @@ def host_of(data: dict[str, Any], others: list[Other] | None = None) -> Host:
         total_seconds=total,
         groups=_groups(notes[:ROWS]),
         checks=checks[:ROWS],
+        # one that failed is not among those that are left out
+        chips=sorted(checks[:ROWS], key=lambda check: check.verdict != "fail")[:CHIPS],
         facts={key: _cut(value, budget) for key, value in list(dict_of(data.get("facts")).items())[:ROWS]},
         bench=bench_of(data.get("bench")),
         topology=_cut(data.get("topology"), budget),
         drawing=drawing_of(data.get("topology")),
-        promotion=_cut(promotion_shown(data), budget),
+        promotion=_cut(
+            {key: item for key, item in promotion_shown(data).items() if key not in modes}, budget
+        ),
+        promotion_rows=rows,
         promotion_charts=promotion_charts(data.get("promotion")),
         startup=_cut(startup_shown(data), budget),
         pins=[

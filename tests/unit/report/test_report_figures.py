@@ -283,7 +283,29 @@ def test_a_promotion_is_drawn_by_concurrency() -> None:
         ("optimized", "C=1"): 80.25,
         ("optimized", "C=8"): 410.0,
     }
+    table = tree.one("table", cls="modes")
+    assert table.one("thead").words() == "eageroptimized"
+    assert ["tokens/s at 8", "300.5", "410.0"] in [
+        [
+            row.one("th").words(),
+            *(
+                cell.words().split()[-1].removeprefix(mode)
+                for cell, mode in zip(row.all("td"), ("eager", "optimized"), strict=True)
+            ),
+        ]
+        for row in table.one("tbody").all("tr")
+    ]
+    alone = {"safe": result["safe"], "candidate": {"mode": "optimized"}}
+    assert promotion_charts(alone) == [], "nothing stands beside it"
     assert promotion_charts({"safe": {"bench": [{"concurrency": "x"}]}, "candidate": 5}) == []
+
+
+def test_a_check_that_failed_is_never_left_out_of_the_first_screen() -> None:
+    evidence = sample("gpu-bench")
+    last = evidence["acceptance"]["checks"][-1]
+    last["verdict"] = "fail"
+    chips = parse(render_host(evidence)).one("ul", cls="chips").all("a", cls="chip")
+    assert last["id"] in chips[0].words() and "bad" in (chips[0].attrs["class"] or "")
 
 
 def test_charts_carry_no_style_script_id_or_address_of_their_own() -> None:
