@@ -70,4 +70,4 @@ def test_plain_pyinfra_does_the_same(rehearsal: Rehearsal) -> None:
 
 def test_status_and_logs_tell_of_the_real_engine(rehearsal: Rehearsal) -> None:
     assert "ready: a token came out" in rehearsal.rackwright("status").output
-    assert "Application startup complete" in rehearsal.rackwright("logs", "-n", "500").stdout
+    assert "Application startup complete" in rehearsal.rackwright("logs", "-n", "20000").stdout
