@@ -104,9 +104,18 @@ def write_index(folder: Path) -> None:
     for host in sorted(path for path in folder.iterdir() if path.is_dir()):
         documents = [found for path in host.glob("*.json") if (found := _read(path)) is not None]
         if documents:
-            newest = max(documents, key=lambda found: text_of(found.get("started")))
-            rows.append(row_of(dict_of(redact(newest)), host.name))
+            documents.sort(key=lambda found: text_of(found.get("started")), reverse=True)
+            rows.append(row_of(dict_of(redact(_with_proof(documents))), host.name))
     _replace(folder / "index.html", _index_page(rows))
+
+
+def _with_proof(newest_first: list[dict[str, Any]]) -> dict[str, Any]:
+    """The newest run, with the acceptance that still stands where it had none itself."""
+    newest = newest_first[0]
+    if newest.get("verb") == "uninstall":
+        return newest
+    last = next((found for found in newest_first if dict_of(found.get("acceptance"))), {})
+    return {**newest, "acceptance": newest.get("acceptance") or last.get("acceptance")}
 
 
 def render_host(evidence: Mapping[str, Any]) -> str:

@@ -397,3 +397,21 @@ def test_a_benchmarks_own_file_is_no_run_in_the_index(tmp_path: Path) -> None:
     tree = parse((tmp_path / "index.html").read_text("utf-8"))
     (link,) = tree.one("table").one("tbody").all("a")
     assert link.attrs["href"] == "gpu1/index.html"
+
+
+def test_the_index_keeps_what_was_proven_when_a_later_verb_proves_nothing(tmp_path: Path) -> None:
+    evidence = sample("gpu-bench")
+    write_report(tmp_path / "gpu1", evidence)
+    write_report(
+        tmp_path / "gpu1",
+        {"verb": "stop", "verdict": "pass", "host": "gpu1", "started": "2026-12-01T00:00:00Z"},
+    )
+    write_index(tmp_path)
+    row = parse((tmp_path / "index.html").read_text("utf-8")).one("table").one("tbody").one("tr")
+    assert "35 of 38 checks passed" in row.words() and "2026-11-30 04:42:32 UTC" in row.words()
+    assert row.one("a").attrs["href"] == "gpu1/stop.html"
+    gone = {"verb": "uninstall", "verdict": "pass", "host": "gpu1", "started": "2026-12-02T00:00:00Z"}
+    write_report(tmp_path / "gpu1", gone)
+    write_index(tmp_path)
+    row = parse((tmp_path / "index.html").read_text("utf-8")).one("table").one("tbody").one("tr")
+    assert "checks passed" not in row.words()
