@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -120,6 +122,9 @@ def test_an_answer_of_a_stranger_on_the_port_is_no_answer_and_the_stranger_is_na
         start_new_session=True,
     )
     try:
+        while socket.socket().connect_ex(("127.0.0.1", engine.port)):
+            assert other.poll() is None
+            time.sleep(0.05)
         rc, result, _ = engine.bring_up()
     finally:
         other.kill()
