@@ -207,6 +207,17 @@ def _word(kind: str, name: str) -> Markup:
     return _say(f"{kind}.{name}") if f"{kind}.{name}" in _texts() else escape(name)
 
 
+@cache
+def _checks() -> dict[str, str]:
+    found: dict[str, str] = json.loads((TEMPLATES / "report" / "checks.zh.json").read_text("utf-8"))
+    return found
+
+
+def _check(id: str, about: str) -> Markup:
+    """What a check of acceptance proves: in its own words, and in Chinese where we know it."""
+    return _both(about or id, _checks().get(id) or about or id)
+
+
 def _moment(value: str) -> Markup:
     """A time in UTC, readable and machine-readable; what is not a time as it is."""
     iso = later(value, 0)
@@ -273,6 +284,7 @@ def _environment() -> jinja2.Environment:
     environment.globals.update(
         t=_say,
         word=_word,
+        proves=_check,
         moment=_moment,
         amount=_amount,
         seconds=_seconds,

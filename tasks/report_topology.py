@@ -18,7 +18,7 @@ MOST_GPUS = 16
 _PAIR = re.compile(r"GPU (\d{1,3}) to (\d{1,3})")
 _SWITCH = ("PIX", "PXB")
 # Sizes in the drawing's own units; one is a pixel on a desktop.
-_GPU_WIDTH, _GPU_HEIGHT, _GAP, _SIDE = 50, 44, 10, 14
+_GPU_WIDTH, _GPU_HEIGHT, _GAP, _SIDE, _RIM = 50, 44, 10, 2, 8
 _BAR_HEIGHT, _SWITCH_HEIGHT, _SOCKET_HEIGHT, _RISE = 22, 24, 34, 26
 
 Pair = tuple[int, int]
@@ -79,7 +79,7 @@ def drawing_of(topology: Any) -> Drawing | None:
     top = _SIDE + (_BAR_HEIGHT + _RISE if uniform else _arc_height(joined, order))
     x = _places(sockets)
     boxes = [Box("gpu", f"GPU {gpu}", x[gpu] - _GPU_WIDTH / 2, top, _GPU_WIDTH, _GPU_HEIGHT) for gpu in order]
-    width = max(x.values()) + _GPU_WIDTH / 2 + _SIDE
+    width = max(x.values()) + _GPU_WIDTH / 2 + _RIM + _SIDE
     lines: list[Line] = []
     if uniform:
         kind = next(iter(joined.values()))
@@ -169,7 +169,7 @@ def _components(gpus: Iterable[int], pairs: Iterable[Pair]) -> list[list[int]]:
 def _places(sockets: list[tuple[str, list[int]]]) -> dict[int, float]:
     """The middle of every GPU."""
     places: dict[int, float] = {}
-    left = float(_SIDE + 8)
+    left = float(_SIDE + _RIM)
     for _, members in sockets:
         for gpu in members:
             places[gpu] = left + _GPU_WIDTH / 2
@@ -224,13 +224,13 @@ def _pcie(
         middle = (left + right) / 2
         parts.append(Line("pcie", f"M{middle:g} {y + _SWITCH_HEIGHT:g}V{shelf:g}", " ".join(sorted(kinds))))
     for node, members in sockets:
-        left, right = x[members[0]] - _GPU_WIDTH / 2 - 8, x[members[-1]] + _GPU_WIDTH / 2 + 8
+        left, right = x[members[0]] - _GPU_WIDTH / 2 - _RIM, x[members[-1]] + _GPU_WIDTH / 2 + _RIM
         parts.append(Box("socket", node, left, shelf, right - left, _SOCKET_HEIGHT))
         for gpu in members:
             foot = top + _RISE if gpu in under else shelf
             parts.append(Line("pcie", f"M{x[gpu]:g} {top:g}V{foot:g}", f"GPU {gpu}"))
     middle_y = shelf + _SOCKET_HEIGHT / 2
     for (_, one), (_, other) in pairwise(sockets):
-        start, end = x[one[-1]] + _GPU_WIDTH / 2 + 8, x[other[0]] - _GPU_WIDTH / 2 - 8
+        start, end = x[one[-1]] + _GPU_WIDTH / 2 + _RIM, x[other[0]] - _GPU_WIDTH / 2 - _RIM
         parts.append(Line("sys", f"M{start:g} {middle_y:g}H{end:g}", "SYS"))
     return parts, shelf + _SOCKET_HEIGHT

@@ -59,6 +59,32 @@ def test_bench_measures_with_the_key_and_leaves_figures(served: tuple[Machine, S
     assert "tokens/s" in output and "expected 1000 (made up for this test)" in output
     files = sorted((site.folder / "reports" / host.name).glob("bench-*.json"))
     assert json.loads(files[-1].read_text("utf-8"))["started"] == bench["started"]
+    page = (site.folder / "reports" / host.name / "index.html").read_text("utf-8")
+    assert f'<data value="{row["median"]["output_tokens_per_second"]}">' in page, "the page of site shows it"
+    assert 'class="chart"' in page
+
+
+def test_the_gate_passes_on_the_host_and_reads_the_engines_log(served: tuple[Machine, Site]) -> None:
+    host, site = served
+    site.run("accept", "--data", "profile=standard")
+    accepted = site.report(host.name, "accept")["acceptance"]
+    checks = {check["id"]: check["verdict"] for check in accepted["checks"]}
+    assert (accepted["verdict"], accepted["profile"]) == ("pass", "standard")
+    assert {id for id, verdict in checks.items() if verdict == "skipped"} <= {
+        "spec.decode",
+        "engine.kv_transfers",
+    }
+    assert checks["engine.compile"] == checks["guard.identity"] == checks["auth.key"] == "pass"
+
+
+def test_kernels_compiled_while_requests_wait_fail_the_gate(served: tuple[Machine, Site]) -> None:
+    host, site = served
+    site.faults(host, "compiles_late")
+    try:
+        output = site.run("accept", "--data", "profile=standard", rc=1)
+    finally:
+        site.faults(host)
+    assert "engine.compile" in output and "compiled while requests waited" in output
 
 
 def test_figures_that_do_not_count_fail_the_verb_and_say_why(served: tuple[Machine, Site]) -> None:

@@ -14,6 +14,7 @@ import pytest
 from report_pages import SAMPLES, Node, leaves, parse, sample
 
 from tasks import report_view
+from tasks.onhost import accept
 from tasks.paths import TEMPLATES
 from tasks.report import duration, folder_name, render_host, render_index, write_index, write_report
 
@@ -478,6 +479,22 @@ def test_every_text_has_both_languages_with_the_same_values() -> None:
         for form in english.split("|"):
             assert set(re.findall(r"{(\w+)}", chinese)) == set(re.findall(r"{(\w+)}", english)), key
             assert form.strip(), key
+
+
+def test_every_check_of_acceptance_has_a_chinese_name() -> None:
+    chinese = json.loads((FOLDER / "checks.zh.json").read_text("utf-8"))
+    assert list(chinese) == [one.id for one in accept.CHECKS]
+    assert all(re.search(r"[\u4e00-\u9fff]", text) for text in chinese.values())
+
+
+def test_checks_are_named_in_the_chosen_language_and_unknown_ones_as_they_are() -> None:
+    checks = [
+        {"id": "json.schema", "about": "A JSON schema is honoured.", "verdict": "pass"},
+        {"id": "of.tomorrow", "about": "Something new.", "verdict": "pass"},
+    ]
+    rows = parse(render_host({"acceptance": {"checks": checks}})).one("ol", cls="checks").all(cls="what")
+    assert [row.words() for row in rows] == ["A JSON schema is honoured.", "Something new."]
+    assert [row.words("zh") for row in rows] == ["遵守给定的 JSON 格式。", "Something new."]
 
 
 def test_templates_say_only_known_texts_and_no_text_is_unused() -> None:
