@@ -197,7 +197,7 @@ def proof_rows(plan: Plan) -> list[tuple[str, str]]:
 def pin_rows(plan: Plan) -> list[tuple[str, str]]:
     """The version of what is installed, as the receipts name it."""
     rows = []
-    for step in ("environment", "engine", "weights"):
+    for step in ("environment", "tools", "engine", "weights"):
         receipt = plan.receipt(step)
         if receipt is not None:
             rows.append((step, f"{_pin(step, receipt)} ({receipt.at}, {receipt.tool})"))
@@ -208,10 +208,12 @@ def _pin(step: str, receipt: Receipt) -> str:
     detail = receipt.detail
     if step == "environment":
         return f"{detail.get('kind')}, Python {detail.get('python')}"
+    if step == "tools":
+        return f"{detail.get('packages')} packages, {len(receipt.artifacts)} files by SHA-256"
     if step == "engine":
         name = " ".join(str(detail[key]) for key in ("package", "version") if detail.get(key))
         commit = f" at {str(detail['commit'])[:12]}" if detail.get("commit") else ""
         files = f", {len(receipt.artifacts)} files by SHA-256" if receipt.artifacts else ""
         return f"{name or 'vLLM'}{commit} ({detail.get('route')}{files})"
     manifest = next((artifact.sha256[:12] for artifact in receipt.artifacts), "")
-    return f"{detail.get('files')} files verified" + (f", first SHA-256 {manifest}…" if manifest else "")
+    return f"{detail.get('files')} files verified" + (f", digest of all {manifest}…" if manifest else "")
