@@ -10,7 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from machines import Machine
+import pytest
+from machines import Kind, Machine
 from sites import FAULTS_ON_HOST, Site
 
 ROOT = "/opt/rackwright"
@@ -34,6 +35,10 @@ margin = 0.7
 """
 
 
+# systemd waits 10 s before it starts a crashed engine again (tests/unit/serving/test_units.py): not here.
+SOON = "/usr/local/lib/systemd/system/rackwright-.service.d/soon.conf"
+
+
 class Served:
     """One host with the stand-in served in its eager mode."""
 
@@ -41,15 +46,41 @@ class Served:
         self.machine = machine
         self.site = Site(folder, [machine])
         self.site.prepare(machine)
-        recipe = folder / "standin.toml"
-        text = recipe.read_text().replace("ready_seconds = 60", "ready_seconds = 20")
-        recipe.write_text(text + MORE)
+        if machine.kind == "systemd":
+            machine.write(SOON, "[Service]\nRestartSec=1s\n")
+        # a machine may be slow: what is waited for in vain has a deadline of its own (`fast_deadline`)
+        self.site.recipe(ready_seconds=180)
+        self._recipe = folder / "standin.toml"
+        self._text = self._recipe.read_text() + MORE
         self.calm()
 
     def calm(self) -> None:
         """Both modes as they should be."""
+        self.recipe(self._text)
         self.eager_faults(PACE)
         self.fast_faults(PACE)
+
+    def recipe(self, text: str | None = None) -> str:
+        """The recipe; with a text it is another one until `calm`."""
+        if text is not None:
+            self._recipe.write_text(text)
+        return self._recipe.read_text()
+
+    def fast_deadline(self, seconds: int) -> None:
+        """What the optimized mode may take until its first token."""
+        modes = "[serve.modes.optimized.flags]"
+        own = f"[serve.modes.optimized]\nready_seconds = {seconds}\n{modes}"
+        self.recipe(self.recipe().replace(modes, own))
+
+    def starts(self, mode: str) -> list[str]:
+        """What tells the last starts of a mode from each other, by the host's own record."""
+        path = f"{ROOT}/run/starts/rackwright-{mode}.json"
+        entries = json.loads(self.machine.run(f"cat {path} 2>/dev/null || echo '[]'").stdout)
+        return [f"{entry['identity']} {entry['at']}" for entry in entries]
+
+    def serves(self, mode: str) -> bool:
+        """This mode is up, answers, and is the one that starts with the host."""
+        return self.mode() == mode and self.at_boot() == mode and self.answers()
 
     def eager_faults(self, *names: str) -> None:
         """Faults of the eager mode."""
@@ -130,6 +161,25 @@ def ask(port: int, key: str, timeout: float = 5) -> tuple[int, str]:
         connection.close()
 
 
+def on_trial(served: Served) -> bool:
+    """Eager is away, and the faster mode runs where no client is."""
+    return bool(served.engines()) and served.mode() == ""
+
+
+_HOSTS: dict[str, Served] = {}
+
+
+def provisioned(request: pytest.FixtureRequest, kind: Kind, folder: Path) -> Served:
+    """A host of a kind with the stand-in served: provisioned once, by whichever module comes first."""
+    if kind not in _HOSTS:
+        machine = Machine(kind, "gpu1")
+        request.config.add_cleanup(machine.stop)
+        served = Served(machine.start(), folder)
+        served.run("site")
+        _HOSTS[kind] = served
+    return _HOSTS[kind]
+
+
 class Client:
     """Asks all the time; nobody answering is borne, a wrong answer is not."""
 
@@ -158,7 +208,7 @@ class Client:
                 self.wrong.append(f"{status}: {text}")
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 240) -> None:
     """Raises AssertionError when it does not come true in time."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
