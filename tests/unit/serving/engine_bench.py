@@ -76,10 +76,10 @@ class EngineBench:
                 "key_file": None,
                 "timeout": 20,
             },
-            "ready_seconds": 20,
+            "ready_seconds": 120,
             "phase_seconds": {},
             "warmup": {"concurrency": [1], "prompt_tokens": [16], "forms": ["chat"], "max_tokens": 2},
-            "warmup_seconds": 20,
+            "warmup_seconds": 120,
             "crashes": 1,
             "history": str(self.folder / f"{self.name}.json"),
             "spec": "spec-1",
@@ -93,7 +93,7 @@ class EngineBench:
             input=json.dumps(self.request(**more)),
             capture_output=True,
             text=True,
-            timeout=90,
+            timeout=300,
         )
         assert done.stdout, done.stderr
         return done.returncode, json.loads(done.stdout), done.stderr
