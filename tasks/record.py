@@ -25,7 +25,7 @@ def _index_at_end(folder: Path) -> None:
 
 
 class Record:
-    """Builds the evidence document (schema in the README) and writes it."""
+    """Builds the evidence document (its fields: docs/report.md) and writes it."""
 
     def __init__(self, folder: Path, verb: str, host: str, fixed: dict[str, Any]) -> None:
         self._folder = folder

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,8 @@ def named(row: str) -> set[str]:
     return set(re.findall(r"`([a-z_0-9]+)`", row))
 
 
-def noted() -> set[str]:
+@cache
+def noted() -> frozenset[str]:
     """Every field that the library puts into a report: arguments of `record.note`."""
     found: set[str] = set()
     for path in sorted((ROOT / "tasks").rglob("*.py")):
@@ -51,7 +53,7 @@ def noted() -> set[str]:
                 name = owner.attr if isinstance(owner, ast.Attribute) else getattr(owner, "id", "")
                 if node.func.attr == "note" and name == "record":
                     found |= {keyword.arg or "?" for keyword in node.keywords}
-    return found
+    return frozenset(found)
 
 
 def test_every_field_that_the_library_writes_is_in_the_manual(tmp_path: Path) -> None:
