@@ -15,7 +15,6 @@ REPORTS = REPOSITORY / "reports" / "local"
 NOT_HERE = {
     "auth.key": "no key is set",
     "engine.kv_transfers": "the server transfers no KV cache",
-    "engine.compile": "no log file was given",
     "spec.decode": "speculative decoding is off",
 }
 
