@@ -1,16 +1,18 @@
 """Weights on both kinds of host, from hubs and storage on the loopback, with the clients of real hosts.
 
 The tools environment is installed once for each kind; a test begins on a host that has never seen a model.
+What depends on the kind of host (detached jobs, reboots, users, units) runs on both, the rest on one.
 """
 
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from machines import Machine, free_port
+from machines import Kind, Machine, free_port
 from sites import Site
 from weight_rigs import ROOT, Checkpoint, Rig, forget, kept, rehearsal, tiny, wait_for, write_recipe
 
@@ -29,27 +31,39 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Checkpoint]:
     return {"rehearsal": rehearsal(folder), "tiny": tiny(folder)}
 
 
-@pytest.fixture(scope="module", params=["systemd", "container"])
-def ready(
-    request: pytest.FixtureRequest,
-    hosts_can_run: None,
-    tmp_path_factory: pytest.TempPathFactory,
-    models: dict[str, Checkpoint],
-) -> Iterator[Machine]:
-    """A host of each kind with its environment and tools."""
-    host = Machine(request.param, "gpu1")
-    try:
-        host.start()
-        with running(models["tiny"].files, "huggingface") as hub:  # preflight asks for it
-            site = Site(
-                tmp_path_factory.mktemp("tools"), [host], sources=["huggingface"], hub_endpoint=hub.url
-            )
-            write_recipe(site, models["tiny"])
-            site.prepare(host)
-            site.run("environment", "-y", timeout=900)
-        yield host
-    finally:
-        host.stop()
+@pytest.fixture(scope="module")
+def prepared(
+    hosts_can_run: None, tmp_path_factory: pytest.TempPathFactory, models: dict[str, Checkpoint]
+) -> Iterator[Callable[[Kind], Machine]]:
+    """`prepared("systemd")`: a host of that kind with its environment and tools, made once."""
+    made: dict[Kind, Machine] = {}
+
+    def get(kind: Kind) -> Machine:
+        if kind not in made:
+            host = Machine(kind, "gpu1")
+            stack.callback(host.stop)
+            host.start()
+            folder = tmp_path_factory.mktemp("tools")
+            with running(models["tiny"].files, "huggingface") as hub:  # preflight asks for it
+                site = Site(folder, [host], sources=["huggingface"], hub_endpoint=hub.url)
+                write_recipe(site, models["tiny"])
+                site.prepare(host)
+                site.run("environment", "-y", timeout=900)
+            made[kind] = host
+        return made[kind]
+
+    with ExitStack() as stack:
+        yield get
+
+
+@pytest.fixture(params=["systemd", "container"])
+def ready(request: pytest.FixtureRequest, prepared: Callable[[Kind], Machine]) -> Machine:
+    """A host of each kind in turn: jobs, users and read-only folders are not the same there."""
+    return prepared(request.param)
+
+
+# where the kind of host makes no difference
+on_one_kind = pytest.mark.parametrize("ready", ["container"], indirect=True)
 
 
 @pytest.fixture
@@ -75,7 +89,7 @@ def held(ready: Machine, tmp_path: Path, models: dict[str, Checkpoint]) -> Itera
 def midway(rig: Rig, hub: Hub) -> subprocess.Popen[str]:
     """A run that has the first shard and is in the middle of the second."""
     run = rig.site.start("weights", "-y")
-    wait_for(lambda: hub.sent[rig.model.shard(2)] > HELD_AFTER, 120)
+    wait_for(lambda: hub.sent[rig.model.shard(2)] > HELD_AFTER)
     wait_for(lambda: rig.model.shard(1) in rig.on_host())
     return run
 
@@ -111,6 +125,7 @@ def nothing_verified_twice(rig: Rig, hub: Hub, had: dict[str, str]) -> None:
 # ---- from each source
 
 
+@on_one_kind
 @pytest.mark.parametrize("kind", ["huggingface", "modelscope"])
 def test_a_hub_delivers_whole_and_the_second_run_asks_no_one(kind: str, rig: Rig) -> None:
     with running(rig.model.files, kind) as hub:
@@ -155,6 +170,7 @@ def test_s3_delivers_with_keys_of_the_controller_that_stay_nowhere(
     assert nowhere(rig, secret)
 
 
+@on_one_kind
 def test_s3_delivers_with_a_file_of_credentials_on_the_host(storage: str, rig: Rig) -> None:
     keys = "[rack]\naws_access_key_id = testing\naws_secret_access_key = testing\n"
     rig.host.write("/etc/rackwright/s3", keys, mode="600")
@@ -167,6 +183,7 @@ def test_s3_delivers_with_a_file_of_credentials_on_the_host(storage: str, rig: R
     assert rig.detail()["received_bytes"] == rig.model.bytes
 
 
+@on_one_kind
 def test_an_upload_is_copied_or_linked_so_that_there_is_one(rig: Rig) -> None:
     for path, content in rig.model.files.items():
         (rig.site.folder / "upload").mkdir(exist_ok=True)
@@ -184,6 +201,7 @@ def test_an_upload_is_copied_or_linked_so_that_there_is_one(rig: Rig) -> None:
     assert rig.site.report(rig.host.name, "weights")["steps"][-1]["status"] == "unchanged"
 
 
+@on_one_kind
 def test_the_hub_that_was_measured_to_be_the_fastest_serves(rig: Rig) -> None:
     with running(rig.model.files, "huggingface") as hub:
         measured = Receipt("mirrors", digest_of(candidates()), 1.0, {"chosen": {"hub_endpoint": hub.url}})
@@ -213,6 +231,7 @@ def test_a_providers_proxy_script_takes_hugging_face_and_not_the_host_itself(rig
     assert "proxy: as /etc/network_turbo says" in rig.host.run(f"cat {ROOT}/jobs/weights/log").stdout
 
 
+@on_one_kind
 def test_without_a_manifest_what_the_hub_publishes_proves_it_and_is_kept(rig: Rig) -> None:
     with running(rig.model.files, "huggingface") as hub:
         hub.files["README.md"] = b"# not served\n" * 50
@@ -251,15 +270,16 @@ def test_a_token_of_the_controller_reaches_its_hub_and_no_other_place(
         running(rig.model.files, "modelscope") as scope,
     ):
         hub.hidden.add(rig.model.shard(2))
-        hub.rate = 300_000
+        hub.hold[rig.model.shard(1)] = 0
         rig.set(
             sources=["huggingface", "modelscope"], hub_endpoint=hub.url, hub_token_env="SITE_TOKEN",
             modelscope_endpoint=scope.url, download_workers=1,
         )  # fmt: skip
         run = rig.site.start("weights", "-y")
-        wait_for(lambda: sum(hub.sent.values()) > 100_000)
+        wait_for(lambda: hub.sent[rig.model.shard(1)] > 0)
         argv = rig.host.run("cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' '").stdout
         files = rig.host.run(f"grep -rls -e '{TOKEN}' {ROOT} || :").stdout
+        hub.hold.clear()
         output = ends(run, 0)
     assert TOKEN not in argv and "fetch_weights.py" in argv
     assert files == ""
@@ -273,6 +293,7 @@ def test_a_token_of_the_controller_reaches_its_hub_and_no_other_place(
     assert nowhere(rig, TOKEN)
 
 
+@on_one_kind
 def test_a_token_that_is_not_set_here_stops_before_anything_is_changed(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -283,6 +304,7 @@ def test_a_token_that_is_not_set_here_stops_before_anything_is_changed(
     assert rig.host.run(f"test -e {rig.dest}", check=False).returncode != 0
 
 
+@on_one_kind
 def test_a_token_file_of_the_host_must_be_private(rig: Rig) -> None:
     rig.host.write("/etc/rackwright/hf", TOKEN + "\n", mode="644")
     with running(rig.model.files, "huggingface", token=TOKEN) as hub:
@@ -296,6 +318,7 @@ def test_a_token_file_of_the_host_must_be_private(rig: Rig) -> None:
 # ---- wrong content
 
 
+@on_one_kind
 def test_the_third_wrong_copy_stops_and_the_next_run_fetches_that_file_alone(rig: Rig) -> None:
     shard = rig.model.shard(2)
     with running(rig.model.files, "huggingface") as hub:
@@ -312,6 +335,7 @@ def test_the_third_wrong_copy_stops_and_the_next_run_fetches_that_file_alone(rig
     assert others == rig.model.bytes - len(rig.model.files[shard])
 
 
+@on_one_kind
 def test_a_flipped_byte_of_the_same_size_and_time_is_found_by_a_full_look_and_mended(rig: Rig) -> None:
     shard = f"{rig.dest}/{rig.model.shard(3)}"
     with running(rig.model.files, "modelscope") as hub:
@@ -332,6 +356,7 @@ def test_a_flipped_byte_of_the_same_size_and_time_is_found_by_a_full_look_and_me
     assert rig.site.report(rig.host.name, "weights")["steps"][-1]["status"] == "unchanged"
 
 
+@on_one_kind
 def test_a_shard_that_the_first_hub_lacks_comes_from_the_next(rig: Rig) -> None:
     shard = rig.model.shard(1)
     with running(rig.model.files, "huggingface") as hub, running(rig.model.files, "modelscope") as scope:
@@ -389,6 +414,7 @@ def test_a_reboot_midway_loses_nothing_that_was_verified(held: tuple[Rig, Hub]) 
     nothing_verified_twice(rig, hub, had)
 
 
+@on_one_kind
 def test_a_connection_that_drops_at_any_byte_costs_only_what_was_on_it(held: tuple[Rig, Hub]) -> None:
     rig, hub = held
     half = rig.model.shard(2)
@@ -406,6 +432,7 @@ FILL = {
 }
 
 
+@on_one_kind
 @pytest.mark.parametrize("what", FILL)
 def test_a_disk_that_fills_up_midway_is_named_and_the_next_run_goes_on(
     what: str, held: tuple[Rig, Hub]
@@ -445,6 +472,7 @@ def test_two_runs_at_once_are_one_download(held: tuple[Rig, Hub]) -> None:
     assert sum(hub.sent.values()) == rig.model.bytes
 
 
+@on_one_kind
 def test_another_model_for_the_same_host_is_refused_meanwhile(
     held: tuple[Rig, Hub], models: dict[str, Checkpoint]
 ) -> None:
@@ -460,6 +488,7 @@ def test_another_model_for_the_same_host_is_refused_meanwhile(
 # ---- before and after
 
 
+@on_one_kind
 def test_preflight_counts_only_what_is_still_missing(held: tuple[Rig, Hub]) -> None:
     rig, _ = held
     three = {rig.model.shard(number) for number in (1, 2, 3)}
@@ -546,6 +575,7 @@ def test_the_engines_user_reads_the_model_changes_nothing_of_it_and_has_caches_o
         rig.site.run("uninstall", "-y")
 
 
+@on_one_kind
 def test_the_manifest_of_a_host_is_brought_here_and_shows_what_differs_from_the_recipe(rig: Rig) -> None:
     shard = f"{rig.dest}/{rig.model.shard(2)}"
     with running(rig.model.files, "huggingface") as hub:
@@ -627,6 +657,7 @@ def test_the_second_host_gets_the_model_from_the_first_and_no_server_stays(
     assert rig.site.report("gpu2", "weights")["steps"][-1]["status"] == "unchanged"
 
 
+@on_one_kind
 def test_in_one_run_the_second_waits_for_the_first_and_the_hub_serves_once(
     pair: tuple[Rig, Machine, Hub],
 ) -> None:
@@ -641,6 +672,7 @@ def test_in_one_run_the_second_waits_for_the_first_and_the_hub_serves_once(
     assert nothing_serves(rig.host)
 
 
+@on_one_kind
 def test_a_copy_from_a_peer_goes_on_in_the_middle(pair: tuple[Rig, Machine, Hub]) -> None:
     rig, second, _ = pair
     rig.weights("--limit", "gpu1")
@@ -667,7 +699,7 @@ def test_a_controller_that_dies_midway_leaves_the_copy_going_and_the_next_run_at
         " >/dev/null 2>&1 </dev/null; rm -f /tmp/held"
     )
     run = rig.site.start("weights", "-y", "--limit", "gpu2")
-    wait_for(lambda: second.run("test -e /tmp/held", check=False).returncode == 0, 180)
+    wait_for(lambda: second.run("test -e /tmp/held", check=False).returncode == 0)
     run.kill()
     run.communicate()
     again = rig.site.start("weights", "-y", "--limit", "gpu2")
@@ -678,6 +710,7 @@ def test_a_controller_that_dies_midway_leaves_the_copy_going_and_the_next_run_at
     assert nothing_serves(rig.host)
 
 
+@on_one_kind
 @pytest.mark.parametrize("what", ["never had it", "changed since", "no such host"])
 def test_a_peer_that_cannot_serve_is_said_so_and_the_next_source_serves(
     what: str, pair: tuple[Rig, Machine, Hub]
