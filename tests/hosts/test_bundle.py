@@ -31,6 +31,33 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         yield server
 
 
+@pytest.fixture(scope="module")
+def offline_host(hosts_can_run: None) -> Iterator[Machine]:
+    """A host without a way out, for what needs only the engine's wheel."""
+    host = Machine("container", "gpu1", offline=True)
+    try:
+        yield host.start()
+    finally:
+        host.stop()
+
+
+@pytest.fixture
+def host(offline_host: Machine) -> Machine:
+    """That host with its environment at most: no engine, no wheel, no bundle."""
+    offline_host.run(
+        f"rm -rf {ROOT}/receipts/engine.json {ROOT}/jobs/engine* {ROOT}/wheels {ROOT}/cache/bundle"
+        f" {ROOT}/env/bin/vllm {ROOT}/env/lib/python3.*/site-packages/vllm*"
+    )
+    return offline_host
+
+
+def wheels_of(site: Site, folder: Path) -> str:
+    """A folder with the site's wheel, as a bundle's maker has it."""
+    folder.mkdir()
+    (folder / site.wheel.name).write_bytes(site.wheel.read_bytes())
+    return str(folder)
+
+
 def make(site: Site, out: Path, *options: str, rc: int = 0) -> str:
     """`rackwright bundle` for a site's recipe; what it printed."""
     recipe = str(site.data["recipe"])
@@ -50,13 +77,11 @@ def test_an_offline_host_is_provisioned_from_a_bundle_alone(
 ) -> None:
     host = new_host("container", offline=True)
     site = Site(tmp_path, [host], bundle=str(tmp_path / "bundle"), find_links=[])
-    wheels = tmp_path / "made"
-    wheels.mkdir()
-    (wheels / site.wheel.name).write_bytes(site.wheel.read_bytes())
-    dry = make(site, tmp_path / "bundle", "--dry", "--find-links", str(wheels))
+    wheels = wheels_of(site, tmp_path / "made")
+    dry = make(site, tmp_path / "bundle", "--dry", "--find-links", wheels)
     assert site.wheel.name.split("-")[1] in dry
     assert not (tmp_path / "bundle").exists()
-    make(site, tmp_path / "bundle", "--find-links", str(wheels), "--without", "miniforge")
+    make(site, tmp_path / "bundle", "--find-links", wheels, "--without", "miniforge")
     manifest = json.loads((tmp_path / "bundle" / "manifest.json").read_text())
     assert {item["part"] for item in manifest["files"]} == {"tools", "engine"}
     assert host.run("ip route", check=False).stdout.count("default") == 0
@@ -86,7 +111,8 @@ def test_an_offline_host_builds_from_a_bundle_with_the_source(
         text.replace("[engine.source.env]", f'lock = "{lock.name}"\n[engine.source.env]')
     )
     options = ("--index-url", f"{index.url}/simple", "--wheelhouse", str(tmp_path / "wheelhouse"))
-    make(site, tmp_path / "bundle", *options, "--without", "miniforge")
+    options += ("--without", "miniforge", "--without", "tools")
+    make(site, tmp_path / "bundle", *options)
     parts = {item["path"] for item in json.loads((tmp_path / "bundle/manifest.json").read_text())["files"]}
     assert {"source/vllm.tar", "source/deps/cutlass-src.tar", "source/deps/deepgemm-src.tar"} <= parts
     assert host.run(f"test -e {SOURCE_ON_HOST}", check=False).returncode != 0
@@ -95,7 +121,7 @@ def test_an_offline_host_builds_from_a_bundle_with_the_source(
     assert {one["how"] for one in provenance["source"]["dependencies"]} == {"archive"}
     assert provenance["source"]["how"] == "archive"
     # making it again keeps what is there and adds the build
-    make(site, tmp_path / "bundle", *options, "--without", "miniforge")
+    make(site, tmp_path / "bundle", *options)
     site.run("engine", "-y", "--limit", "second", timeout=400)
     detail = json.loads(second.run(f"cat {ROOT}/receipts/engine.json").stdout)["detail"]
     assert detail["how"] == "bundle"
@@ -116,17 +142,12 @@ def locked(site: SourceSite, folder: Path) -> Path:
     return path
 
 
-def test_a_damaged_bundle_is_noticed_and_named(new_host: Callable[..., Machine], tmp_path: Path) -> None:
-    host = new_host("container", offline=True)
+def test_a_damaged_bundle_is_noticed_and_named(host: Machine, tmp_path: Path) -> None:
     site = Site(tmp_path, [host], bundle=str(tmp_path / "bundle"), find_links=[])
     output = site.run("engine", "-y", rc=1, timeout=200)
     assert "rackwright bundle" in output
-    wheels = tmp_path / "made"
-    wheels.mkdir()
-    (wheels / site.wheel.name).write_bytes(site.wheel.read_bytes())
-    make(
-        site, tmp_path / "bundle", "--find-links", str(wheels), "--without", "miniforge", "--without", "tools"
-    )
+    wheels = wheels_of(site, tmp_path / "made")
+    make(site, tmp_path / "bundle", "--find-links", wheels, "--without", "miniforge", "--without", "tools")
     held = tmp_path / "bundle" / "wheels" / site.wheel.name
     data = bytearray(held.read_bytes())
     data[len(data) // 2] ^= 1
@@ -135,24 +156,15 @@ def test_a_damaged_bundle_is_noticed_and_named(new_host: Callable[..., Machine],
     assert f"wheels/{site.wheel.name}: not the bytes that the manifest names" in output
     assert host.run(f"test -x {ROOT}/env/bin/vllm", check=False).returncode != 0
     # made again it is mended
-    make(
-        site, tmp_path / "bundle", "--find-links", str(wheels), "--without", "miniforge", "--without", "tools"
-    )
+    make(site, tmp_path / "bundle", "--find-links", wheels, "--without", "miniforge", "--without", "tools")
     site.run("engine", "-y", timeout=200)
 
 
-def test_a_bundle_on_the_hosts_own_disk_is_used_in_place(
-    new_host: Callable[..., Machine], tmp_path: Path
-) -> None:
-    host = new_host("container", offline=True)
+def test_a_bundle_on_the_hosts_own_disk_is_used_in_place(host: Machine, tmp_path: Path) -> None:
     site = Site(tmp_path, [host], bundle="/mnt/usb/bundle", find_links=[])
-    wheels = tmp_path / "made"
-    wheels.mkdir()
-    (wheels / site.wheel.name).write_bytes(site.wheel.read_bytes())
-    make(
-        site, tmp_path / "bundle", "--find-links", str(wheels), "--without", "miniforge", "--without", "tools"
-    )
-    host.run("mkdir -p /mnt/usb")
+    wheels = wheels_of(site, tmp_path / "made")
+    make(site, tmp_path / "bundle", "--find-links", wheels, "--without", "miniforge", "--without", "tools")
+    host.run("rm -rf /mnt/usb; mkdir -p /mnt/usb")
     host.put(tmp_path / "bundle", "/mnt/usb/bundle")
     output = site.run("engine", "-y", timeout=200)
     assert "bundle: sending" not in output
