@@ -274,21 +274,7 @@ def write_site(folder: Path, **more: Any) -> None:
     (folder / "inventory.py").write_text(f"hosts = [('@local', {data!r})]\n")
 
 
-def test_the_engine_verb_records_the_digest_and_changes_nothing_the_second_time(
-    docker: Docker, tmp_path: Path
-) -> None:
-    write_site(tmp_path)
-    first = rackwright(docker, tmp_path, "engine")
-    identity = docker.run("image", "inspect", "--format", "{{.Id}}", PINNED).stdout.strip()
-    assert f"the recipe pins no digest; {PINNED} is {identity}, recorded" in first
-    receipt = json.loads((tmp_path / "root" / "receipts" / "engine.json").read_text())
-    assert receipt["detail"]["ref"] == identity
-    again = rackwright(docker, tmp_path, "engine")
-    assert "] Success" not in again
-    assert "No changes" in again
-
-
-def test_site_serves_from_the_image_and_uninstall_ends_the_container(docker: Docker) -> None:
+def test_site_records_the_image_serves_from_it_and_uninstall_ends_the_container(docker: Docker) -> None:
     # a short path: supervisord's socket lies below it
     with socket.socket() as probe, tempfile.TemporaryDirectory(prefix="rws-") as name:
         probe.bind(("127.0.0.1", 0))
@@ -297,7 +283,13 @@ def test_site_serves_from_the_image_and_uninstall_ends_the_container(docker: Doc
         folder = Path(name)
         write_site(folder, port=port, instance="rwdock")
         try:
-            rackwright(docker, folder, "engine")
+            first = rackwright(docker, folder, "engine")
+            identity = docker.run("image", "inspect", "--format", "{{.Id}}", PINNED).stdout.strip()
+            assert f"the recipe pins no digest; {PINNED} is {identity}, recorded" in first
+            receipt = json.loads((folder / "root" / "receipts" / "engine.json").read_text())
+            assert receipt["detail"]["ref"] == identity
+            again = rackwright(docker, folder, "engine")
+            assert "No changes" in again and "] Success" not in again
             # the service's PATH is its own, and begins with this folder
             (folder / "root" / "env" / "bin" / "docker").symlink_to(docker.path / "docker")
             rackwright(docker, folder, "site")
