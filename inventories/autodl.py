@@ -21,7 +21,7 @@ hosts = [
             "sources": ["modelscope", "huggingface"],
             "index_url": "https://pypi.tuna.tsinghua.edu.cn/simple",
             "hub_endpoint": "https://hf-mirror.com",
-            # the provider's own proxy, for GitHub and Hugging Face only; left out where the script is not there
+            # the provider's own proxy, for GitHub and Hugging Face only; nothing where it is not there
             "proxy_script": "/etc/network_turbo",
         },
     ),
