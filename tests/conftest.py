@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from xdist.scheduler import LoadFileScheduling
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling:
     """Whole files to workers, in order (`make test`); all of tests/engine to one."""
     from xdist.scheduler import LoadFileScheduling

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -56,3 +58,26 @@ def test_no_wheel_of_the_rehearsal_is_for_a_gpu() -> None:
     assert pins["torch"].version == "2.13.0+cpu"
     assert [name for name in pins if name.startswith(("nvidia", "cuda", "triton", "flashinfer"))] == []
     assert max(pins.values(), key=lambda pin: pin.size).name == "torch"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", [p for p in LOCKS if "vllm-cpu" not in p.stem], ids=lambda path: path.stem)
+def test_a_dry_resolve_finds_every_wheel_of_a_cuda_lock_on_the_index(path: Path, tmp_path: Path) -> None:
+    text = path.read_text("utf-8")
+    python, glibc = re.findall(r"For CPython ([\d.]+) on linux_x86_64; glibc >= (\d+\.\d+)", text)[0]
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "uv", "pip", "install", "--dry-run", "--require-hashes", "--no-deps"),
+            *("--only-binary", ":all:", "--python-version", python, "--target", str(tmp_path)),
+            f"--python-platform=x86_64-manylinux_{glibc.replace('.', '_')}",
+            *("--requirements", str(path)),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    if "Failed to fetch" in done.stderr or "Could not connect" in done.stderr:
+        pytest.skip(f"the package index cannot be reached: {done.stderr.splitlines()[-1]}")
+    assert done.returncode == 0, done.stderr
+    found = {line.split()[1] for line in done.stderr.splitlines() if line.startswith(" + ")}
+    assert found == {f"{pin.name}=={pin.version}" for pin in parse_lock(text)}
