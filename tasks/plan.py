@@ -210,7 +210,10 @@ class Plan:
         )
         answer = self.remote.run(build_probe(request), timeout=120)
         self.facts = parse_probe(answer.stdout, request, received_at=time.time())
+        known = self.state.damaged
         self.state = parse_state(self.facts.extra.get("state", ""))
+        for name in set(self.state.damaged) - set(known):
+            self.say(f"receipts/{name} is damaged: its step counts as not done, and `site` does it again")
         system = self.facts.system
         kind, self.supervisor_why = choose(
             self.settings.supervisor,

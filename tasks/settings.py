@@ -24,6 +24,9 @@ SHARED_FOLDERS = frozenset(
     """.split()  # noqa: SIM905 (a list of quoted slashes is harder to read)
 )
 
+# What the distribution owns: neither engine nor weights belong there.
+SYSTEM_FOLDERS = ("/bin", "/boot", "/etc", "/lib", "/lib64", "/proc", "/sbin", "/sys", "/usr")
+
 # The name of a variable on the controller; a token given in its place has lower-case letters.
 EnvName = Annotated[str, Field(pattern=r"^[A-Z_][A-Z0-9_]*$")]
 SupervisorChoice = Literal["auto", "systemd", "systemd-user", "supervisord"]
@@ -110,6 +113,15 @@ class Settings(BaseModel):
                 "must be an absolute path of letters, digits and . _ / + @ - (units break on others)"
             )
         return str(PurePosixPath(value))
+
+    @field_validator("root", "model_root")
+    @classmethod
+    def _not_the_system_s(cls, value: str | None) -> str | None:
+        path = PurePosixPath(value or "/opt")
+        system = path.is_relative_to("/usr/local") is False and any(map(path.is_relative_to, SYSTEM_FOLDERS))
+        if system or str(path) == "/":
+            raise ValueError("belongs to the system; such as /opt/rackwright or a data disk instead")
+        return value
 
     @field_validator("root")
     @classmethod

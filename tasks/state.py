@@ -15,9 +15,13 @@ from tasks.settings import Layout
 
 @dataclass(frozen=True)
 class HostState:
-    """Receipts and cheap checks. What is missing is absent, never an error."""
+    """Receipts and cheap checks. What is missing is absent, never an error.
+
+    `damaged`: receipts that are there and cannot be read.
+    """
 
     receipts: Mapping[str, Receipt] = field(default_factory=dict)
+    damaged: tuple[str, ...] = ()
     flags: frozenset[str] = frozenset()
     sums: Mapping[str, str] = field(default_factory=dict)
     model_stat: str | None = None
@@ -80,6 +84,7 @@ def state_section(layout: Layout, *, lib: str, model_dir: str, files: tuple[str,
 def parse_state(text: str) -> HostState:
     """What `state_section` printed. Damaged receipts are left out, so their steps run again."""
     receipts: dict[str, Receipt] = {}
+    damaged: list[str] = []
     flags: set[str] = set()
     sums: dict[str, str] = {}
     model_stat = None
@@ -93,9 +98,11 @@ def parse_state(text: str) -> HostState:
             try:
                 receipt = parse_receipt(base64.b64decode(encoded).decode())
             except ValueError:
-                continue
+                receipt = None
             if receipt is not None and name == f"{receipt.step}.json":
                 receipts[receipt.step] = receipt
+            else:
+                damaged.append(name)
         elif key == "flag":
             flags.add(value)
         elif key == "model":
@@ -111,6 +118,7 @@ def parse_state(text: str) -> HostState:
             job.append(line)
     return HostState(
         receipts=receipts,
+        damaged=tuple(damaged),
         flags=frozenset(flags - {"foreign-root", "ours"}),
         sums=sums,
         model_stat=model_stat,

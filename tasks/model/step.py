@@ -63,7 +63,8 @@ class Weights:
                 continue
             plan.say(f"weights: {source['files']} files came from {source['name']}")
         for wrong in result.get("rejected") or []:
-            plan.say(f"weights: {wrong['file']} of {wrong['source']} was wrong; kept at {wrong['kept_at']}")
+            place = "that was here" if wrong["source"] == "already there" else f"from {wrong['source']}"
+            plan.say(f"weights: {wrong['file']} {place} is wrong; kept at {wrong['kept_at']}")
         detail: dict[str, Any] = {
             "stat": stat.stdout.split()[0],
             "digest": result.get("digest"),

@@ -349,7 +349,7 @@ def test_a_flipped_byte_of_the_same_size_and_time_is_found_by_a_full_look_and_me
         rig.weights()
         assert rig.on_host() != rig.model.digests  # size and time tell nothing
         output = rig.weights("--data", "reverify=full")
-        assert rig.model.shard(3) in output and "was wrong" in output
+        assert rig.model.shard(3) in output and "is wrong" in output
         assert rig.is_whole()
         assert sum(hub.sent.values()) - sent == len(rig.model.files[rig.model.shard(3)])
         rig.site.run("weights", "-y")

@@ -27,10 +27,22 @@ def test_a_port_that_cannot_be_is_refused(port: object) -> None:
     assert line.startswith(f"here: port = {port!r}: ")
 
 
-@pytest.mark.parametrize("root", ["/", "/root", "/opt", "/root/autodl-tmp", "/dev/shm", "/opt/"])
+@pytest.mark.parametrize("root", ["/root", "/opt", "/root/autodl-tmp", "/dev/shm", "/opt/"])
 def test_a_folder_that_others_use_is_no_root(root: str) -> None:
     (line,) = wrong(root=root)
     assert "must be a folder of its own" in line
+
+
+@pytest.mark.parametrize("key", ["root", "model_root"])
+@pytest.mark.parametrize("path", ["/", "/usr/lib/x", "/etc/rackwright", "/proc/1", "/usr"])
+def test_neither_root_nor_models_lie_among_the_system_s_folders(key: str, path: str) -> None:
+    (line,) = wrong(**{key: path})
+    assert line.startswith(f"here: {key} = {path!r}: belongs to the system")
+
+
+@pytest.mark.parametrize("path", ["/usr/local/rackwright", "/data", "/mnt"])
+def test_other_places_may_hold_models(path: str) -> None:
+    assert settings_from({"recipe": "rehearsal-cpu", "model_root": path}, str).model_root == path
 
 
 @pytest.mark.parametrize(

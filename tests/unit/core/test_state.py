@@ -42,7 +42,9 @@ def test_a_damaged_receipt_is_left_out_so_that_its_step_runs_again(layout: Layou
     (folder / "engine.json").write_text('{"step": "engine", "dig')
     (folder / "weights.json").write_bytes(b"\xff\xfe\x00")
     (folder / "tools.json").write_text('{"step": "other", "digest": "d", "seconds": 1}')
-    assert read(layout).receipts == {}
+    found = read(layout)
+    assert found.receipts == {}
+    assert found.damaged == ("engine.json", "tools.json", "weights.json")
 
 
 @pytest.mark.parametrize("text", ["", "[]", "null", '{"step": 1}', '{"artifacts": 3}'])
