@@ -13,10 +13,12 @@ help: ## what there is
 $(STAMP): requirements/dev.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Python 3.11 or newer is needed; run: make PYTHON=/path/to/python3.11"; exit 1; }
-	@echo "setting up $(VENV) from requirements/dev.lock"
-	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --require-hashes --no-deps -r requirements/dev.lock
-	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@echo "setting up $(VENV) from requirements/dev.lock: a minute or two"
+	@(while sleep 5 && kill -0 $$$$ 2>/dev/null; do echo "  still setting up $(VENV)"; done) & tick=$$!; \
+	  trap 'kill $$tick' EXIT; set -e; \
+	  $(PYTHON) -m venv $(VENV); \
+	  $(BIN)/python -m pip install --quiet --require-hashes --no-deps -r requirements/dev.lock; \
+	  $(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
 rehearse: $(STAMP) ## the whole pipeline on this machine, no GPU needed; the service stays up

@@ -16,7 +16,7 @@ from typing import Any
 
 from tasks.remote import LostHost, Remote, quote, write_file
 
-HEARTBEAT_SECONDS = 30
+HEARTBEAT_SECONDS = 10
 SHOW_SECONDS = 5
 LOST_SECONDS = 600
 BUSY_SECONDS = 20
