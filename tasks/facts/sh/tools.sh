@@ -89,7 +89,10 @@ rw tools 25 16384 rw_tools
 rw conda 6 4096 rw_conda
 rw_seen=
 for rw_v in python3 python3.11 python3.12 python3.13 python3.14 python3.10; do
-  rw_k=$(rw_where "$rw_v")
+  # the system's own first, as onhost/make_env.sh has it: an active venv is nothing to build on
+  for rw_k in "/usr/bin/$rw_v" "/usr/local/bin/$rw_v" "$(rw_where "$rw_v")"; do
+    [ ! -x "$rw_k" ] || break
+  done
   [ "$rw_k" ] || continue
   rw_r=$(readlink -f "$rw_k" 2>/dev/null || echo "$rw_k")
   case " $rw_seen " in *" $rw_r "*) continue ;; esac
