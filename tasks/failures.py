@@ -11,6 +11,8 @@ from pathlib import Path
 
 CATALOGUE = Path(__file__).parent / "data" / "startup_failures.toml"
 SHOWN_LINES = 12
+# A frame of a traceback takes two lines, three where it underlines the call.
+LINES_ABOVE = 3
 
 # Said by every failed start; the cause is elsewhere.
 _GENERIC = re.compile(
@@ -24,7 +26,11 @@ _ERROR = re.compile(
 
 @dataclass(frozen=True)
 class KnownFailure:
-    """One entry of the catalogue: `signs` are regular expressions; so many matching lines make it sure."""
+    """One entry of the catalogue: `signs` are regular expressions; so many matching lines make it sure.
+
+    With `under`, a line counts only where that expression matches one of the lines right above it, as the
+    call stands above its error in a traceback.
+    """
 
     id: str
     signs: tuple[re.Pattern[str], ...]
@@ -32,6 +38,19 @@ class KnownFailure:
     fix: str
     reference: str
     at_least: int = 1
+    under: re.Pattern[str] | None = None
+
+    def lines_in(self, log: Sequence[str]) -> list[str]:
+        """The lines that show it."""
+        return [
+            line
+            for place, line in enumerate(log)
+            if any(sign.search(line) for sign in self.signs)
+            and (
+                self.under is None
+                or any(self.under.search(above) for above in log[max(0, place - LINES_ABOVE) : place])
+            )
+        ]
 
 
 @dataclass(frozen=True)
@@ -47,7 +66,13 @@ def catalogue() -> tuple[KnownFailure, ...]:
     """The known failures, most specific first."""
     entries = tomllib.loads(CATALOGUE.read_text("utf-8"))["failure"]
     return tuple(
-        KnownFailure(**{**entry, "signs": tuple(re.compile(sign) for sign in entry["signs"])})
+        KnownFailure(
+            **{
+                **entry,
+                "signs": tuple(re.compile(sign) for sign in entry["signs"]),
+                "under": re.compile(entry["under"]) if "under" in entry else None,
+            }
+        )
         for entry in entries
     )
 
@@ -55,7 +80,7 @@ def catalogue() -> tuple[KnownFailure, ...]:
 def recognise(log: Sequence[str]) -> Recognised | None:
     """The first known failure that the log shows; None when it shows none."""
     for failure in catalogue():
-        lines = [line for line in log if any(sign.search(line) for sign in failure.signs)]
+        lines = failure.lines_in(log)
         if len(lines) >= failure.at_least:
             return Recognised(failure, tuple(dict.fromkeys(_short(line) for line in lines)))
     return None

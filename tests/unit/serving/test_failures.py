@@ -15,6 +15,8 @@ OURS, PUBLIC = FIXTURES / "startup", FIXTURES / "public" / "E-vllm-log"
 
 # Messages as the programs print them (sources in the catalogue), in the frame of a worker's log line.
 MESSAGES = {
+    "port-not-permitted": "PermissionError: [Errno 13] error while attempting to bind on address"
+    " ('127.0.0.1', 80): permission denied",
     "port-taken": "OSError: [Errno 98] Address already in use",
     "memory-held": "ValueError: Free memory on device cuda:1 (61/95 GiB) on startup is less than desired GPU"
     " memory utilization (0.92, 87.37 GiB).",
@@ -61,7 +63,9 @@ def test_each_message_is_answered_with_its_own_cause(expected: str, message: str
 def test_every_entry_has_a_cause_a_fix_and_a_source_and_ids_are_unique() -> None:
     entries = catalogue()
     ids = [entry.id for entry in entries]
-    assert sorted(ids) == sorted({*MESSAGES, "nccl-hang"}), "each entry is tried with its own message"
+    assert sorted(ids) == sorted({*MESSAGES, "nccl-hang", "bind-not-permitted"}), (
+        "each entry is tried with its own message"
+    )
     for entry in entries:
         assert entry.cause and entry.fix and entry.reference
         assert not entry.cause.endswith(".")
@@ -112,6 +116,21 @@ def test_one_line_about_a_slow_block_is_no_hang_yet() -> None:
     line = "No available shared memory broadcast block found in 60 seconds."
     assert recognise([line]) is None
     assert recognise([line] * 3) is not None
+
+
+def test_a_port_that_may_not_be_bound_is_no_file_that_may_not_be_read() -> None:
+    frame = "(APIServer pid=88) "
+    traceback = [
+        frame + '  File "vllm/entrypoints/openai/api_server.py", line 555, in create_server_socket',
+        frame + "    sock.bind(addr)",
+        frame + "PermissionError: [Errno 13] Permission denied",
+    ]
+    found = recognise(["APIServer starts", *traceback])
+    assert found is not None and found.failure.id == "bind-not-permitted"
+    assert "--data port=" in found.failure.fix
+    assert found.lines == (traceback[-1],)
+    elsewhere = recognise([traceback[1], "one", "two", "three", traceback[-1]])
+    assert elsewhere is not None and elsewhere.failure.id == "not-permitted"
 
 
 def test_the_cause_is_found_far_above_the_last_line_and_reports_of_it_are_not_taken_for_it() -> None:
