@@ -5,6 +5,7 @@ from __future__ import annotations
 from tasks.onhost.fetch_weights import REJECTED, WORK
 from tasks.plan import SERVICE_USER, Plan
 from tasks.remote import quote
+from tasks.service import WRAPPER
 from tasks.steps import Done, StepFailed
 
 OWN_FOLDERS = (
@@ -82,6 +83,7 @@ class Uninstall:
         self._sh(self._cancel(f"{layout.jobs}/promote/"), "end a promotion", 120)
         self._sh(plan.supervisor.remove(plan.service_names), "remove the service", 400)
         self._sh(self._cancel(f"{layout.jobs}/*/"), "end running jobs", 120)
+        self._sh(self._tidy_shm(), "remove the engine's shared memory", 60)
         weights = plan.receipt("weights")
         kept = []
         for path in weights.paths if weights else (plan.model_dir,):
@@ -103,6 +105,14 @@ class Uninstall:
         for path in kept:
             plan.say(f"kept: {path} (outside root; remove it by hand if nobody else uses it)")
         return Done(receipt=False)
+
+    def _tidy_shm(self) -> str:
+        """The sh that removes the shared memory that engines left; its user is the receipt's."""
+        service = self.plan.receipt("service")
+        user = str(service.detail.get("user") or "") if service else ""
+        if not user:
+            return ":"
+        return f"! u=$(id -u {quote(user)} 2>/dev/null) || sh -c {quote(WRAPPER)} sh --tidy-shm $u"
 
     def _cancel(self, folders: str) -> str:
         """The sh that ends the jobs in some folders (a pattern of sh)."""

@@ -2,13 +2,45 @@
 # Starts the engine under any supervisor:  start-engine.sh PROGRAM [ARG...]
 #   - marks the start in the log, so that one start can be told from another
 #   - ends what a crash left of the start before (RACKWRIGHT_GROUP: a file that holds its process group)
+#   - removes the shared memory that killed engines of its user left in /dev/shm: it is memory that nobody uses
 #   - waits until the GPUs have the memory that the engine will ask for (RACKWRIGHT_GPU_FREE: that share of
 #     it, for at most RACKWRIGHT_GPU_WAIT seconds); skipped where there is no nvidia-smi
 #   - puts the API key into the environment, never into argv, unit or log: it is systemd's credential
 #     "api-key" where there is one, else the file RACKWRIGHT_KEY_FILE, else there is none
 #   - raises its limit of open files, as far as it may
 #   - drops the variables in RACKWRIGHT_UNSET
+# start-engine.sh --tidy-shm UID     only removes such memory, that of another user too where it may
 set -eu
+
+# Only what Python's multiprocessing makes and names (multiprocessing/shared_memory.py, synchronize.py), older
+# than a minute, of user $1, neither mapped nor open in any process that can be seen (proc(5)). A process of
+# that user that cannot be looked into may use any of it: then all of it stays.
+tidy_shm() {
+    hex='[0-9a-f][0-9a-f][0-9a-f][0-9a-f]' any='[a-z0-9_][a-z0-9_][a-z0-9_][a-z0-9_]'
+    old=$(find /dev/shm -maxdepth 1 -type f -user "$1" -mmin +1 \
+        \( -name "psm_$hex$hex" -o -name "sem.mp-$any$any" \) 2>/dev/null) || :
+    [ -n "$old" ] || return 0
+    for process in $(find /proc -maxdepth 1 -name '[0-9]*' -user "$1" 2>/dev/null); do
+        if { true <"$process/maps"; } 2>/dev/null; then continue; fi
+        line=$(cat "$process/stat" 2>/dev/null) || continue
+        set -- "$1" ${line##*) }
+        # the dead and the kernel's own threads (children of 2) have no memory, and init has none of an engine's
+        [ "$2" = Z ] || [ "$3" = 2 ] || [ "$process" = /proc/2 ] || [ "$process" = /proc/1 ] || return 0
+    done
+    used=$({ cat /proc/[0-9]*/maps; ls -l /proc/[0-9]*/fd; } 2>/dev/null \
+        | grep -o '/dev/shm/[A-Za-z0-9_.-]*' | sort -u) || :
+    count=0
+    for file in $old; do
+        if printf '%s\n' "$used" | grep -qxF "$file"; then continue; fi
+        if rm -f "$file" 2>/dev/null; then count=$((count + 1)); fi
+    done
+    [ $count = 0 ] || echo "rackwright: removed $count files in /dev/shm that killed processes left"
+}
+
+if [ "$1" = --tidy-shm ]; then
+    tidy_shm "$2"
+    exit 0
+fi
 echo "rackwright: start $(date +%s)"
 
 # Of all processes of a group, those that still live: their ids (field 5 of stat is the group, proc(5)).
@@ -42,6 +74,8 @@ if [ -n "${RACKWRIGHT_GROUP:-}" ]; then
     fi
     echo "$$ $now" >"$RACKWRIGHT_GROUP"
 fi
+
+tidy_shm "$(id -u)"
 
 gpus_are_free() {
     ids=${CUDA_VISIBLE_DEVICES:-}

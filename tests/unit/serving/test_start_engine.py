@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -168,3 +169,70 @@ def test_only_the_engine_s_own_gpus_are_asked_for(tmp_path: Path) -> None:
 def test_a_driver_that_says_nothing_useful_holds_nothing_up(tmp_path: Path, script: str) -> None:
     done = start("echo", "STARTED", env={"PATH": fake_smi(tmp_path, script), "RACKWRIGHT_GPU_FREE": "0.9"})
     assert done.stdout.splitlines()[1:] == ["STARTED"], "no wait is announced"
+
+
+LEAK = """
+import os, sys, time
+from multiprocessing import resource_tracker, shared_memory
+segment = shared_memory.SharedMemory(create=True, size=4096)
+resource_tracker.unregister(segment._name, "shared_memory")  # as if the tracker were killed too
+print(segment.name, flush=True)
+time.sleep(300)
+"""
+
+
+def leaking(tmp_path: Path) -> tuple[subprocess.Popen[str], Path]:
+    """A process with a segment of shared memory, and the segment's file, made long ago."""
+    process = subprocess.Popen([sys.executable, "-c", LEAK], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    segment = Path("/dev/shm") / process.stdout.readline().strip()
+    age(segment)
+    return process, segment
+
+
+def age(path: Path) -> None:
+    then = time.time() - 600
+    os.utime(path, (then, then))
+
+
+def test_shared_memory_of_a_killed_engine_is_removed_and_what_lives_is_not(tmp_path: Path) -> None:
+    process, segment = leaking(tmp_path)
+    others = [Path("/dev/shm") / name for name in ("psm_notours0", "rw-test-psm_0a1b2c3d", "sem.mp-UPPER123")]
+    young, semaphore = Path("/dev/shm/psm_0f0e0d0c"), Path("/dev/shm/sem.mp-rw_test0")
+    try:
+        for path in (*others, young, semaphore):
+            path.touch()
+        for path in (*others, semaphore):
+            age(path)
+        done = start("echo", "STARTED")
+        assert segment.exists(), "a living process has it"
+        assert not semaphore.exists()
+        assert "removed 1 files in /dev/shm" in done.stdout
+        process.kill()
+        process.wait()
+        assert segment.exists(), "nobody has removed it"
+        began = time.monotonic()
+        done = start("echo", "STARTED")
+        assert done.stdout.endswith("STARTED\n")
+        assert not segment.exists()
+        assert time.monotonic() - began < 5
+        assert young.exists(), "it may just be being made"
+        assert all(path.exists() for path in others), "multiprocessing does not name files like this"
+    finally:
+        process.kill()
+        process.wait()
+        for path in (segment, young, semaphore, *others):
+            path.unlink(missing_ok=True)
+
+
+def test_shared_memory_can_be_tidied_without_a_start_and_only_a_user_s_own(tmp_path: Path) -> None:
+    process, segment = leaking(tmp_path)
+    process.kill()
+    process.wait()
+    try:
+        assert start("--tidy-shm", str(os.getuid() + 12345)).stdout == ""
+        assert segment.exists()
+        assert "removed" in start("--tidy-shm", str(os.getuid())).stdout
+        assert not segment.exists()
+    finally:
+        segment.unlink(missing_ok=True)
