@@ -6,6 +6,7 @@ What depends on the kind of host (detached jobs, reboots, users, units) runs on 
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -365,6 +366,20 @@ def test_a_shard_that_the_first_hub_lacks_comes_from_the_next(rig: Rig) -> None:
         rig.weights()
         assert rig.is_whole()
         assert dict(scope.sent) == {shard: len(rig.model.files[shard])}
+
+
+@on_one_kind
+def test_bytes_rate_and_rest_are_shown_while_a_model_comes(
+    ready: Machine, tmp_path: Path, models: dict[str, Checkpoint]
+) -> None:
+    forget(ready)
+    with running(models["tiny"].files, "huggingface") as hub:
+        rig = Rig(ready, tmp_path, models["tiny"], hub_endpoint=hub.url)
+        hub.total_rate = rig.model.bytes // 15
+        output = rig.weights()
+    forget(ready)
+    size = r"[\d.]+ .?B"
+    assert re.search(rf"\d+ % · {size} of {size} · {size}/s · \d+ s left", output), output
 
 
 # ---- interruptions
