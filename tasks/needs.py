@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from tasks.checks import DiskNeed, GpuNeed, Needs
 from tasks.endpoints import brings, endpoints_of
+from tasks.installed import installed_of
 from tasks.model.sources import need_clients
 from tasks.onhost.wheel_lock import parse_lock
 from tasks.recipe import DockerRoute, Recipe, SourceRoute, WheelRoute
@@ -74,6 +75,10 @@ def needs_of(plan: Plan) -> Needs:
         nofile=hardware.nofile,
         own_pids=tuple(state.pid for state in plan.services.values() if state.pid)
         + (plan.facts.docker.own_pids if plan.facts.docker else ()),
+        own_ports=_own_ports(plan),
+        low_ports=isinstance(pins, DockerRoute)
+        # systemd takes the right away from root too (CapabilityBoundingSet=)
+        or (plan.supervisor.name == "supervisord" and plan.facts.system.uid == 0 and plan.user is None),
         engine_version=_engine_version(pins),
         flashinfer=_flashinfer(recipe, pins),
         model_speculative=tuple(recipe.model.speculative),
@@ -86,6 +91,12 @@ def needs_of(plan: Plan) -> Needs:
         flags=dict(flags),
         env=recipe.env(plan.mode, plan.route),
     )
+
+
+def _own_ports(plan: Plan) -> tuple[tuple[int, int | None], ...]:
+    """Ports that services which run, or are being started again, are installed for; and as which user."""
+    up = (installed_of(plan, name) for name, state in plan.services.items() if not state.settled)
+    return tuple((now.port, now.uid) for now in up if now and now.port)
 
 
 def _disk(plan: Plan) -> tuple[DiskNeed, ...]:

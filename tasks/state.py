@@ -6,6 +6,7 @@ import base64
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from tasks.installed import Installed, installed_section, parse_installed
 from tasks.jobs import JobState, parse_status
 from tasks.onhost.fetch_weights import WORK
 from tasks.receipts import Receipt, parse_receipt
@@ -17,13 +18,14 @@ from tasks.settings import Layout
 class HostState:
     """Receipts and cheap checks. What is missing is absent, never an error.
 
-    `damaged`: receipts that are there and cannot be read.
+    `damaged`: receipts that are there and cannot be read. `installed`: units and programs by path.
     """
 
     receipts: Mapping[str, Receipt] = field(default_factory=dict)
     damaged: tuple[str, ...] = ()
     flags: frozenset[str] = frozenset()
     sums: Mapping[str, str] = field(default_factory=dict)
+    installed: Mapping[str, Installed] = field(default_factory=dict)
     model_stat: str | None = None
     model_bytes: int = 0
     foreign_root: bool = False
@@ -72,6 +74,7 @@ def state_section(layout: Layout, *, lib: str, model_dir: str, files: tuple[str,
         f"echo model-bytes=$(find -L {model} {quote(parts_folder(model_dir))} -type f -printf '%s\\n'"
         " 2>/dev/null | { sum=0; while read -r n; do sum=$((sum + n)); done; echo $sum; })",
         *(f'[ -f {quote(path)} ] && echo "sum=$(sha256sum {quote(path)} 2>/dev/null)"' for path in files),
+        installed_section(files),
     ]
     lines += [
         f"[ -e {root}/.rackwright ] && echo flag=ours",
@@ -87,6 +90,7 @@ def parse_state(text: str) -> HostState:
     damaged: list[str] = []
     flags: set[str] = set()
     sums: dict[str, str] = {}
+    installed: dict[str, Installed] = {}
     model_stat = None
     model_bytes = 0
     jobs: dict[str, list[str]] = {}
@@ -112,6 +116,12 @@ def parse_state(text: str) -> HostState:
         elif key == "sum":
             digest, _, path = value.partition("  ")
             sums[path] = digest
+        elif key == "installed":
+            try:
+                path, found = parse_installed(value)
+            except ValueError:
+                continue
+            installed[path] = found
         elif key == "job":
             job = jobs.setdefault(value, [])
         else:
@@ -121,6 +131,7 @@ def parse_state(text: str) -> HostState:
         damaged=tuple(damaged),
         flags=frozenset(flags - {"foreign-root", "ours"}),
         sums=sums,
+        installed=installed,
         model_stat=model_stat,
         model_bytes=model_bytes,
         foreign_root="foreign-root" in flags,

@@ -13,6 +13,7 @@ from tasks.findings import Finding, fail, ok, skipped, warn
 CLOCK_WARN_S = 120
 CLOCK_FAIL_S = 3600
 SWAP_IN_USE = 0.1
+DEFAULT_UNPRIVILEGED = 1024  # the kernel's own, where the host does not tell
 _PACKAGE_OF = {"libnuma.so.1": "libnuma1"}  # Debian's and Ubuntu's
 HUGE_PAGE_BYTES = 2 * 1024**2
 
@@ -337,20 +338,22 @@ def ports(needs: Needs, host: HostFacts) -> Finding:
         return skipped(
             "host.ports", f"listening sockets could not be read: {host.net.reasons.get('listeners')}"
         )
-    strangers, ours = [], []
-    for port in needs.ports:
-        sockets = host.net.listening(port)
-        owners = host.net.owners.get(port, ())
-        if sockets and owners and all(is_ours(owner, needs) for owner in owners):
-            ours.append(f"{port} by pid {owners[0].pid}")
-        elif sockets and not owners and needs.own_pids:
-            # Another user's sockets have no visible owner; our service runs, so it is taken for the holder.
-            ours.append(f"{port} by pid {needs.own_pids[0]}, as far as can be seen")
-        elif sockets:
-            uid = sockets[0].uid
-            hidden = f"a process of uid {uid} that is not visible from here"
-            who = names(f"{owner.name} (pid {owner.pid})" for owner in owners) if owners else hidden
-            strangers.append(f"{port} on {sockets[0].address} by {who}")
+    lowest = DEFAULT_UNPRIVILEGED if host.net.unprivileged is None else host.net.unprivileged
+    low = [str(port) for port in needs.ports if port < lowest and not needs.low_ports]
+    if low:
+        return fail(
+            "host.ports",
+            "the engine's user may not listen on a port this low",
+            observed=f"{names(low)}; ports below {lowest} are root's (net.ipv4.ip_unprivileged_port_start)",
+            expected=f"a port from {lowest} on",
+            fix="Set another `port` for this host; a proxy in front of it may listen on the low one.",
+            reference="ip(7), ip_unprivileged_port_start",
+        )
+    strangers = [
+        f"{port} on {host.net.listening(port)[0].address} by {who}"
+        for port in needs.ports
+        if (who := stranger_on(port, needs, host))
+    ]
     if strangers:
         return fail(
             "host.ports",
@@ -359,17 +362,45 @@ def ports(needs: Needs, host: HostFacts) -> Finding:
             expected=f"{names(needs.ports)} free",
             fix="Stop that program, or set another `port` for this host.",
         )
-    if ours:
+    held = [port for port in needs.ports if host.net.listening(port)]
+    if held:
+        ours = [
+            f"{port} by pid {host.net.owners[port][0].pid}"
+            if host.net.owners.get(port)
+            else f"{port}, which it is installed for"
+            for port in held
+        ]
         return ok("host.ports", "held by this deployment's own service", names(ours))
     return ok("host.ports", "free", names(needs.ports))
 
 
-def is_ours(owner: Owner, needs: Needs) -> bool:
-    """A process of this deployment: named by pid, or at home under its root."""
-    home = needs.root.rstrip("/") + "/"
-    words = (owner.argv or "").split()
-    places = [owner.exe or "", (owner.cwd or "") + "/", *words]
-    return owner.pid in needs.own_pids or any(place.startswith(home) for place in places)
+def stranger_on(port: int, needs: Needs, host: HostFacts) -> str | None:
+    """Who listens on a port and is none of ours; None where nobody does.
+
+    Ours is what descends from our service. Another user's sockets may have no visible owner: then it is ours
+    if a service of ours runs that is installed for this very port, and the socket is its user's.
+    """
+    sockets, owners = host.net.listening(port), host.net.owners.get(port, ())
+    if not sockets:
+        return None
+    if owners:
+        return names(f"{owner.name} (pid {owner.pid})" for owner in strangers_among(owners, needs)) or None
+    users = [uid for own, uid in needs.own_ports if own == port]
+    foreign = [
+        socket.uid
+        for socket in sockets
+        if not any(None in (uid, socket.uid) or uid == socket.uid for uid in users)
+    ]
+    if not foreign:
+        return None
+    uid = foreign[0]
+    who = host.net.users.get(uid) if uid is not None else None
+    return f"a process of {f'{who} (uid {uid})' if who else f'uid {uid}'} that is not visible from here"
+
+
+def strangers_among(owners: tuple[Owner, ...], needs: Needs) -> list[Owner]:
+    """The owners that are no service of ours, nor of its making."""
+    return [owner for owner in owners if not {owner.pid, *owner.kin} & set(needs.own_pids)]
 
 
 def hugepages(needs: Needs, host: HostFacts) -> list[Finding]:

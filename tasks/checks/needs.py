@@ -61,7 +61,9 @@ class Needs:
     """Everything that checks compare a host with. A field left empty is not asked of the host.
 
     Versions are dotted strings (floors, unless said otherwise); sizes are bytes. `own_pids` are processes
-    of this deployment that already run: they may hold its ports and its GPUs. `flags` are the engine's
+    of this deployment that already run: they may hold its ports and its GPUs. `own_ports` are the ports that
+    its running services are really installed for, each with the user (number) of its engine where that is
+    known. `low_ports`: the engine may listen where only root may. `flags` are the engine's
     flags and `env` its environment in the chosen mode, for combinations that cannot work. `python` is the
     version of the engine's environment, `python_path` the interpreter that the site names for it.
     `compiles_later`: another mode of the recipe compiles, though the present one does not.
@@ -95,6 +97,8 @@ class Needs:
     nofile: int = 65535
     rdma: bool = False
     own_pids: tuple[int, ...] = ()
+    own_ports: tuple[tuple[int, int | None], ...] = ()
+    low_ports: bool = False
     engine_version: str | None = None
     flashinfer: str | None = None
     model_kind: str | None = None

@@ -11,13 +11,17 @@ from tasks.facts.text import Section, get_section, int_of
 
 @dataclass(frozen=True)
 class Owner:
-    """A process that listens on a port. `argv` is at most its first two words."""
+    """A process that listens on a port. `argv` is at most its first two words.
+
+    `kin` are the processes that it descends from and the leader of its process group.
+    """
 
     pid: int
     name: str
     exe: str | None = None
     cwd: str | None = None
     argv: str | None = None
+    kin: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -52,12 +56,16 @@ class EndpointFacts:
 class NetFacts:
     """Listening sockets, their owners by port, and endpoints by URL.
 
-    `proxies` are names of variables; `pip` are the keys by which the host's pip looks in more places.
+    `users` are the names of listeners' users; ports below `unprivileged` are root's (ip(7),
+    ip_unprivileged_port_start). `proxies` are names of variables; `pip` are the keys by which the host's pip
+    looks in more places.
     """
 
     listeners: tuple[Listener, ...] | None = None
     owners: Mapping[int, tuple[Owner, ...]] = field(default_factory=dict)
     endpoints: Mapping[str, EndpointFacts] = field(default_factory=dict)
+    users: Mapping[int, str] = field(default_factory=dict)
+    unprivileged: int | None = None
     proxies: tuple[str, ...] = ()
     pip: tuple[str, ...] = ()
     reasons: Mapping[str, str] = field(default_factory=dict)
@@ -96,6 +104,8 @@ def parse_net(sections: Mapping[str, Section], endpoints: tuple[str, ...] = ()) 
     return NetFacts(
         listeners=listeners,
         owners=_owners(owners.text),
+        users=_users(owners.text),
+        unprivileged=_unprivileged(ports.text),
         endpoints={
             url: _endpoint(url, answers.get(i), "no answer within the deadline" if net.present else net.why)
             for i, url in enumerate(endpoints)
@@ -110,14 +120,27 @@ def _owners(text: str) -> dict[int, tuple[Owner, ...]]:
     found: dict[int, dict[int, Owner]] = {}
     for line in text.splitlines():
         fields = line.removeprefix("owner=").split("\t")
-        if not line.startswith("owner=") or len(fields) != 6:
+        if not line.startswith("owner=") or len(fields) not in (6, 7):  # the kin came later
             continue
         pid = int_of(fields[1])
         if pid is None or not re.fullmatch(r"[0-9A-Fa-f]{4}", fields[0]):
             continue
-        owner = Owner(pid, fields[2] or "?", fields[3] or None, fields[4] or None, fields[5].strip() or None)
+        kin = tuple(number for word in "".join(fields[6:]).split(",") if (number := int_of(word)))
+        owner = Owner(
+            pid, fields[2] or "?", fields[3] or None, fields[4] or None, fields[5].strip() or None, kin
+        )
         found.setdefault(int(fields[0], 16), {}).setdefault(pid, owner)
     return {port: tuple(by_pid.values()) for port, by_pid in found.items()}
+
+
+def _users(text: str) -> dict[int, str]:
+    found = (re.match(r"user=(\d{1,10})\t(\S+)$", line) for line in text.splitlines())
+    return {int(match.group(1)): match.group(2) for match in found if match}
+
+
+def _unprivileged(text: str) -> int | None:
+    match = re.search(r"^unprivileged=(\d{1,5})$", text, re.M)
+    return int(match.group(1)) if match else None
 
 
 def _address(raw: str) -> str:

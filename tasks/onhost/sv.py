@@ -271,8 +271,13 @@ def status(run: str) -> list[dict[str, Any]]:
     """How the programs stand; ORPHAN is an engine that runs without its supervisord."""
     chosen = booted(run)
     if not answers(run):
-        names = sorted(set(orphans(run).values()))
-        return [{"name": name, "state": "ORPHAN", "pid": None, "boot": name == chosen} for name in names]
+        first: dict[str, int] = {}
+        for pid, name in sorted(orphans(run).items()):
+            first.setdefault(name, pid)  # the oldest: the one that the others descend from
+        return [
+            {"name": name, "state": "ORPHAN", "pid": pid, "boot": name == chosen}
+            for name, pid in sorted(first.items())
+        ]
     return [
         {
             "name": item["name"],

@@ -4,6 +4,7 @@ rw_ports() {
   for rw_f in /proc/net/tcp /proc/net/tcp6; do
     [ -r "$rw_f" ] && grep ' 0A ' "$rw_f" | sed 's/^/listen=/'
   done
+  kv unprivileged "$(cat /proc/sys/net/ipv4/ip_unprivileged_port_start 2>/dev/null)"
   [ -r /proc/net/tcp ]
 }
 # rw_inodes HEXPORT: inodes of the sockets that listen there.
@@ -12,16 +13,37 @@ rw_inodes() {
     case $rw_l in *:"$1") [ "$rw_s" = 0A ] && echo "$rw_j" ;; esac
   done
 }
+# rw_users HEXPORT: users (numbers) of the sockets that listen there.
+rw_users() {
+  cat /proc/net/tcp /proc/net/tcp6 2>/dev/null | while read -r _ rw_l _ rw_s _ _ _ rw_j _; do
+    case $rw_l in *:"$1") [ "$rw_s" = 0A ] && echo "$rw_j" ;; esac
+  done | sort -u
+}
+# rw_kin PID: the processes that it descends from, the nearest first, and its process group, with commas.
+rw_kin() {
+  rw_k=$1
+  rw_v=$(sed 's/.*) //' "/proc/$1/stat" 2>/dev/null | cut -d' ' -f3)
+  for _ in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16; do
+    rw_k=$(sed 's/.*) //' "/proc/$rw_k/stat" 2>/dev/null | cut -d' ' -f2)
+    [ "${rw_k:-0}" -gt 1 ] || break
+    printf '%s,' "$rw_k"
+  done
+  printf %s "$rw_v"
+}
 # rw_owner HEXPORT...: who listens. Never the whole command line: arguments of strangers may hold secrets.
 rw_owner() {
   for rw_x in "$@"; do
+    for rw_j in $(rw_users "$rw_x"); do
+      printf 'user=%s\t%s\n' "$rw_j" "$(getent passwd "$rw_j" 2>/dev/null | cut -d: -f1)"
+    done
     for rw_j in $(rw_inodes "$rw_x"); do
       for rw_q in $(ls -l /proc/[0-9]*/fd 2>/dev/null |
         sed -n -e '/^\/proc\//h' -e "/socket:\[$rw_j\]/{" -e 'g;p' -e '}' | sed 's,^/proc/\([0-9]*\)/.*,\1,' |
         sort -u | head -n 4); do
-        printf 'owner=%s\t%s\t%s\t%s\t%s\t%s\n' "$rw_x" "$rw_q" "$(cat "/proc/$rw_q/comm" 2>/dev/null)" \
+        printf 'owner=%s\t%s\t%s\t%s\t%s\t%s\t%s\n' "$rw_x" "$rw_q" "$(cat "/proc/$rw_q/comm" 2>/dev/null)" \
           "$(readlink "/proc/$rw_q/exe" 2>/dev/null)" "$(readlink "/proc/$rw_q/cwd" 2>/dev/null)" \
-          "$(tr '\000' '\n' 2>/dev/null <"/proc/$rw_q/cmdline" | head -n 2 | tr '\n' ' ')"
+          "$(tr '\000' '\n' 2>/dev/null <"/proc/$rw_q/cmdline" | head -n 2 | tr '\n' ' ')" \
+          "$(rw_kin "$rw_q")"
       done
     done
   done

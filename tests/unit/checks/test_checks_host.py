@@ -198,18 +198,42 @@ def test_a_stranger_on_the_port_is_named_and_our_own_service_is_not_a_stranger(
         78, "vllm", "/usr/bin/python3.12", "/", "/opt/rackwright/env/bin/python /opt/rackwright/env/bin/vllm"
     )
     running = host(net=NetFacts(listeners=(listener,), owners={8000: (ours,)}))
-    assert host_checks.ports(needs(), running).status == "ok"
-    neighbour = replace(ours, argv="/opt/rackwright2/env/bin/python")
-    other = host(net=NetFacts(listeners=(listener,), owners={8000: (neighbour,)}))
-    assert host_checks.ports(needs(), other).status == "fail"
-    assert host_checks.ports(needs(own_pids=(78,)), other).status == "ok"
+    assert host_checks.ports(needs(), running).status == "fail", "no service of ours started it"
+    assert host_checks.ports(needs(own_pids=(78,)), running).status == "ok"
+    child = host(net=NetFacts(listeners=(listener,), owners={8000: (replace(ours, pid=90, kin=(78, 2)),)}))
+    assert host_checks.ports(needs(own_pids=(78,)), child).status == "ok"
+    both = host(net=NetFacts(listeners=(listener,), owners={8000: (ours, stranger)}))
+    assert host_checks.ports(needs(own_pids=(78,)), both).observed == "8000 on 0.0.0.0 by nginx (pid 77)"
 
 
-def test_a_hidden_owner_is_our_service_when_that_runs(host: MakeHost, needs: MakeNeeds) -> None:
-    hidden = host(net=NetFacts(listeners=(Listener(8000, "0.0.0.0", 1000),)))
-    finding = host_checks.ports(needs(own_pids=(99,)), hidden)
-    assert (finding.status, finding.observed) == ("ok", "8000 by pid 99, as far as can be seen")
-    assert host_checks.ports(needs(), hidden).status == "fail"
+@pytest.mark.parametrize(
+    ("own_ports", "status"),
+    [
+        (((8000, 1000),), "ok"),
+        (((8000, None),), "ok"),
+        (((8001, 1000),), "fail"),
+        (((8000, 999),), "fail"),
+        ((), "fail"),
+    ],
+)
+def test_a_hidden_owner_is_our_service_only_when_that_is_installed_for_this_port_and_user(
+    host: MakeHost, needs: MakeNeeds, own_ports: tuple[tuple[int, int | None], ...], status: str
+) -> None:
+    net = NetFacts(listeners=(Listener(8000, "0.0.0.0", 1000),), users={1000: "lee"})
+    finding = host_checks.ports(needs(own_pids=(99,), own_ports=own_ports), host(net=net))
+    assert finding.status == status
+    assert status == "ok" or "a process of lee (uid 1000)" in str(finding.observed)
+
+
+def test_a_port_that_only_root_may_listen_on_is_refused_with_the_cure(
+    host: MakeHost, needs: MakeNeeds
+) -> None:
+    usual, lowered = (NetFacts(listeners=(), unprivileged=lowest) for lowest in (None, 80))
+    finding = host_checks.ports(needs(ports=(80,)), host(net=usual))
+    assert finding.status == "fail"
+    assert "below 1024" in str(finding.observed) and "another `port`" in str(finding.fix)
+    assert host_checks.ports(needs(ports=(80,)), host(net=lowered)).status == "ok"
+    assert host_checks.ports(needs(ports=(80,), low_ports=True), host(net=usual)).status == "ok"
 
 
 def test_what_shares_one_disk_is_added_up(host: MakeHost, needs: MakeNeeds) -> None:

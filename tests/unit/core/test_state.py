@@ -89,3 +89,24 @@ def test_environments_count_only_when_whole(layout: Layout) -> None:
     assert read(layout).has("env")
     (Path(layout.env) / ".rackwright-installing").touch()
     assert read(layout).has("broken-env")
+
+
+def test_what_a_unit_or_program_really_starts_is_read(layout: Layout) -> None:
+    folder = Path(layout.run) / "programs"
+    folder.mkdir(parents=True)
+    unit, program, broken = folder / "rw-eager.service", folder / "rw-fast.conf", folder / "rw-x.conf"
+    unit.write_text(
+        "# LaunchSpec 00aa\n[Service]\n"
+        'ExecStart="/bin/sh" "/w.sh" "vllm" "--port" "8017" "--host" "::"\nUser=root\n'
+    )
+    program.write_text(
+        "; LaunchSpec 11bb\ncommand=/bin/sh /w.sh 'a b' --port 8018 --served-model-name m\nuser=nobody-here\n"
+    )
+    broken.write_text("command=/bin/sh 'open\n")
+    found = read(layout, str(unit), str(program), str(broken), f"{folder}/missing.conf").installed
+    assert set(found) == {str(unit), str(program), str(broken)}
+    eager, fast = found[str(unit)], found[str(program)]
+    assert (eager.spec, eager.port, eager.bind, eager.model, eager.uid) == ("00aa", 8017, "::", None, 0)
+    assert (fast.spec, fast.port, fast.model, fast.uid) == ("11bb", 8018, "m", None)
+    assert "a b" in fast.argv
+    assert found[str(broken)].port is None

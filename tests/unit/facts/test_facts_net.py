@@ -10,9 +10,12 @@ PORTS = """
 listen=   0: 0100007F:1F40 00000000:0000 0A 00000000:00000000 00:00000000 00000000  1000        0 48711 1 0 100 0 0 10 0
 listen=   1: 00000000000000000000000000000000:0016 00000000000000000000000000000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 222 1 0 100 0 0 10 0
 listen=   2: 00000000000000000000000001000000:1F41 00000000000000000000000000000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 223 1 0 100 0 0 10 0
+unprivileged=80
 @@rc:0
 @@rw:owners
+user=1000\tlee
 owner=1F40\t4242\tpython3\t/usr/bin/python3.11\t/opt/rackwright/run\t/opt/rackwright/env/bin/python /opt/rackwright/env/bin/vllm
+owner=1F41\t4243\tpython3\t\t\t\t4242,7,4242
 @@rc:0
 """  # noqa: E501
 
@@ -44,8 +47,12 @@ def test_listeners_are_read_with_address_and_user() -> None:
 
 
 def test_the_owner_of_a_port_is_named_where_the_host_shows_it() -> None:
-    (owner,) = parse_net(split_sections(PORTS)).owners[8000]
+    facts = parse_net(split_sections(PORTS))
+    (owner,) = facts.owners[8000]
     assert (owner.pid, owner.name, owner.cwd) == (4242, "python3", "/opt/rackwright/run")
+    (child,) = facts.owners[8001]
+    assert child.kin == (4242, 7, 4242)
+    assert (facts.users, facts.unprivileged) == ({1000: "lee"}, 80)
 
 
 def test_sockets_that_may_not_be_read_are_not_no_sockets() -> None:
