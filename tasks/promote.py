@@ -18,7 +18,15 @@ from tasks.receipts import Receipt
 from tasks.recipe import SAFE_MODE
 from tasks.remote import quote
 from tasks.report_serving import table
-from tasks.service import PROMOTE_JOB, Service, files_are_there, files_of, look_ready, prepare
+from tasks.service import (
+    PROMOTE_JOB,
+    Service,
+    files_are_there,
+    files_of,
+    look_ready,
+    prepare,
+    refuse_other_settings,
+)
 from tasks.startup import SPARE_SECONDS, bring_up, done_of, explain, service_request
 from tasks.steps import Done, StepFailed, onhost, python_of
 
@@ -112,6 +120,7 @@ class Promote:
         else:
             if plan.receipt("service") is None:
                 raise StepFailed("no service is installed here\nFix: rackwright site INVENTORY")
+            refuse_other_settings(plan, plan.spec(SAFE_MODE))
             specs = (plan.spec(SAFE_MODE), plan.spec(fast), plan.spec(fast, trial_port=free_port(plan)))
             prepare(plan, *specs)
             request = json.dumps(promotion_request(plan, *specs))

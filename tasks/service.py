@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
+from tasks.checks.host import ports, stranger_on, strangers_among
 from tasks.deep import nccl_of
 from tasks.digest import digest_of
+from tasks.installed import Installed, differences, installed_of
 from tasks.jobs import log_lines
 from tasks.launch import JIT, LaunchSpec
+from tasks.needs import needs_of
 from tasks.paths import ONHOST
 from tasks.plan import Plan, Stop
+from tasks.proven import STEP as PROVEN
 from tasks.proven import boot_mode, proven_mode
 from tasks.receipts import Receipt
 from tasks.remote import quote, write_file
-from tasks.startup import PROBE_SECONDS, bring_up, done_of, log_script, probe_request
+from tasks.startup import PROBE_SECONDS, bring_up, done_of, log_script, probe_request, service_request
 from tasks.steps import Done, StepFailed, python_of
 
 READY = (ONHOST / "ready.py").read_text("utf-8")
@@ -24,6 +28,7 @@ WRAPPER = (ONHOST / "start-engine.sh").read_text("utf-8")
 CONTAINER_WRAPPER = (ONHOST / "docker-engine.sh").read_text("utf-8")
 PROMOTE_JOB = "promote"
 KEPT_CACHES = 3
+SERVE_ANEW = "rackwright serve INVENTORY"
 
 
 class Service:
@@ -70,11 +75,14 @@ class Service:
         refuse_while_promoting(plan)
         receipt, state = plan.receipt(self.name), plan.services[spec.name]
         port_is_ours(plan, spec)
-        prepare(plan, spec)
         same = receipt is not None and receipt.digest == self.digest() and files_are_there(plan, spec)
         # an engine that refuses its own key was started with another one
         stays = same and state.running and look_ready(plan, spec)["stage"] != "key"
         before = [plan.supervisor.at_boot(_boot_name(plan, spec), plan.service_names)]
+        old = None if same else what_serves(plan)
+        if old:
+            keep_files(plan, spec)
+        prepare(plan, spec)
         if not stays:
             before = [
                 plan.supervisor.stop(spec.name),
@@ -83,8 +91,10 @@ class Service:
                 plan.supervisor.start(spec.name),
             ]
         try:
-            result = bring_up(plan, spec, before, self.draft())
+            result = bring_up(plan, spec, before, self.draft(), put_back(plan, spec, old) if old else None)
         except StepFailed as failed:
+            if old:
+                raise
             raise fall_back(plan, spec, failed) from failed
         plan.record.note(startup=startup_note({"start": done_of(result)}))
         draft = self.draft()
@@ -159,7 +169,7 @@ def refuse_while_promoting(plan: Plan) -> None:
 def fall_back(plan: Plan, spec: LaunchSpec, failed: StepFailed) -> StepFailed:
     """When a mode does not start and another one was proven, that one is started again."""
     mode = proven_mode(plan)
-    if mode is None or mode == spec.mode:
+    if mode is None or mode == spec.mode or differences(plan, plan.spec(mode)):
         return failed
     proven = plan.spec(mode)
     plan.say(f"service: {spec.name} does not start; starting {proven.name} again, which was proven")
@@ -169,6 +179,55 @@ def fall_back(plan: Plan, spec: LaunchSpec, failed: StepFailed) -> StepFailed:
         return StepFailed(f"{failed}\nAlso: {proven.name} did not come back: {again}", failed.log)
     what = str(failed).replace("it is stopped now", f"{proven.name} is up again", 1)
     return StepFailed(what, failed.log)
+
+
+def what_serves(plan: Plan) -> LaunchSpec | None:
+    """The service that runs, as it is installed (not as the inventory has it now), if that was proven."""
+    proven = plan.receipt(PROVEN)
+    proofs = proven.detail.get("modes") or {} if proven else {}
+    for mode in plan.recipe.serve.modes:
+        spec = plan.spec(mode)
+        now = installed_of(plan, spec.name) or Installed()
+        proof = str((proofs.get(mode) or {}).get("spec") or "")
+        if plan.services[spec.name].running and now.spec and proof.startswith(now.spec):
+            return replace(
+                spec,
+                bind=now.bind or spec.bind,
+                port=now.port or spec.port,
+                model_name=now.model or spec.model_name,
+                key_file=plan.layout.key_file if plan.state.has("key") else None,
+            )
+    return None
+
+
+def _kept(plan: Plan, spec: LaunchSpec) -> list[tuple[str, str]]:
+    """Each file of a service, and where its last version is kept while another one is tried."""
+    return [(path, f"{plan.layout.run}/before/{place}") for place, path in enumerate(files_of(plan, spec))]
+
+
+def keep_files(plan: Plan, spec: LaunchSpec) -> None:
+    """Keep the files of what serves beside it, before others take their place. Raises StepFailed."""
+    folder = quote(f"{plan.layout.run}/before")
+    lines = [f"set -e; rm -rf {folder}; mkdir -m 700 {folder}"]
+    lines += [
+        f"[ ! -e {quote(path)} ] || cp -p {quote(path)} {quote(kept)}" for path, kept in _kept(plan, spec)
+    ]
+    done = plan.remote.run("\n".join(lines))
+    if not done.ok:
+        raise StepFailed(
+            f"what serves now cannot be kept beside: {done.stderr.strip()}\nFix: make room there"
+        )
+
+
+def put_back(plan: Plan, spec: LaunchSpec, old: LaunchSpec) -> dict[str, Any]:
+    """What `onhost/bring_up.py` does when `spec` does not come up: the files of before, and `old` started."""
+    lines = [
+        f"[ ! -e {quote(kept)} ] || {{ cp -p {quote(kept)} {quote(path)}.back"
+        f" && mv -f {quote(path)}.back {quote(path)}; }}"
+        for path, kept in _kept(plan, spec)
+    ]
+    script = " && ".join([*lines, plan.supervisor.reload()])
+    return {"script": script, "service": {**service_request(plan, old), "warmup": None}}
 
 
 def prepare(plan: Plan, *specs: LaunchSpec) -> None:
@@ -218,16 +277,27 @@ def prepare(plan: Plan, *specs: LaunchSpec) -> None:
 
 
 def port_is_ours(plan: Plan, spec: LaunchSpec) -> None:
-    """A stranger on the port is named, where the host lets us see it. Raises StepFailed."""
-    listeners = plan.facts.net.listening(spec.port)
-    if not listeners or any(state.running or not state.settled for state in plan.services.values()):
+    """The engine's user may listen on the port, and nobody else does. Raises StepFailed."""
+    needs, net = replace(needs_of(plan), ports=(spec.port,)), plan.facts.net
+    finding = ports(needs, plan.facts)
+    if finding.status != "fail":
         return
-    owners = plan.facts.net.owners.get(spec.port, ())
-    who = ", ".join(f"process {owner.pid} ({owner.argv or owner.name})" for owner in owners)
+    who = stranger_on(spec.port, needs, plan.facts)
+    if who is None:
+        raise StepFailed(f"{finding.summary}: {finding.observed}\nFix: {finding.fix}")
+    others = strangers_among(net.owners.get(spec.port, ()), needs)
+    seen = ", ".join(f"process {owner.pid} ({owner.argv or owner.name})" for owner in others)
     raise StepFailed(
-        f"port {spec.port} is taken by {who or 'a process of another user'}\n"
+        f"port {spec.port} is taken by {seen or who}\n"
         "Fix: stop that process, or serve on another port: --data port=ANOTHER"
     )
+
+
+def refuse_other_settings(plan: Plan, spec: LaunchSpec) -> None:
+    """What is installed is what the inventory says, as far as clients meet it. Raises StepFailed."""
+    odd = differences(plan, spec)
+    if odd:
+        raise StepFailed(f"{spec.name} is installed with other settings ({odd})\nFix: {SERVE_ANEW}")
 
 
 def ready_script(plan: Plan, spec: LaunchSpec) -> tuple[str, str]:

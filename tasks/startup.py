@@ -83,17 +83,24 @@ def history_path(plan: Plan, mode: str) -> str:
 
 
 def bring_up(
-    plan: Plan, spec: LaunchSpec, before: list[str], receipt: Receipt | None = None
+    plan: Plan,
+    spec: LaunchSpec,
+    before: list[str],
+    receipt: Receipt | None = None,
+    put_back: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Run `before`, wait for a token, warm up; as a job on the host, so that a lost controller loses nothing.
 
     A bring-up of the same inputs that runs already is attached to; one of other inputs is ended first.
-    `receipt` is written on the host when it is up. Raises StepFailed with the cause and the telling lines.
+    `receipt` is written on the host when it is up; `put_back` says what serves again when it does
+    not come up. Raises StepFailed with the cause and the telling lines.
     """
     request = {**service_request(plan, spec), "before": before}
     if receipt is not None:
         draft = json.loads(receipt.text())
         request["receipt"] = {"folder": plan.layout.receipts, "draft": draft}
+    if put_back is not None:
+        request["put_back"] = put_back
     inputs = digest_of([spec.digest, receipt.digest if receipt else None])[:32]
     program = f"{plan.lib}/job.sh"
     folder = f"{plan.layout.jobs}/{JOB}"
@@ -107,6 +114,7 @@ def bring_up(
         else:
             plan.remote.run(f"sh {quote(program)} cancel {quote(folder)}", timeout=60)
     deadline = spec.ready_seconds + plan.recipe.serve.warmup.seconds + spec.stop_seconds + SPARE_SECONDS
+    deadline += int(put_back["service"]["ready_seconds"]) if put_back else 0
     job = Job(
         JOB,
         folder,
@@ -130,7 +138,17 @@ def explained(plan: Plan, spec: LaunchSpec, outcome: Outcome) -> StepFailed:
         return StepFailed(f"{outcome.why}\nLog on the host: {plan.layout.jobs}/{JOB}/log", [])
     what, fix, lines = explain(result)
     also = f"\nSee all of it with: rackwright logs INVENTORY --limit {plan.name}"
-    return StepFailed(f"{spec.name}: {what}; it is stopped now\nFix: {fix}{also}", lines)
+    return StepFailed(f"{spec.name}: {what}; {now_told(result)}\nFix: {fix}{also}", lines)
+
+
+def now_told(result: dict[str, Any]) -> str:
+    """What serves after a start that failed."""
+    back = result.get("put_back")
+    if not back:
+        return "it is stopped now"
+    if back.get("up"):
+        return f"{back.get('name')} serves again as before"
+    return f"it is stopped now, and {back.get('name')} did not come back either: {back.get('why')}"
 
 
 def explain(result: dict[str, Any]) -> tuple[str, str, list[str]]:

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from tasks.plan import Plan
 from tasks.proven import proven_mode
-from tasks.service import look_ready, port_is_ours, refuse_while_promoting, startup_note, stop_service
+from tasks.service import (
+    look_ready,
+    port_is_ours,
+    refuse_other_settings,
+    refuse_while_promoting,
+    startup_note,
+    stop_service,
+)
 from tasks.startup import bring_up, done_of
 from tasks.steps import Done, StepFailed
 
@@ -81,6 +88,7 @@ class Start:
         spec = plan.spec(self.mode())
         if not plan.services[spec.name].installed and plan.supervisor.name != "supervisord":
             raise StepFailed(f"{spec.name} is not installed here\nFix: rackwright site INVENTORY")
+        refuse_other_settings(plan, spec)
         port_is_ours(plan, spec)
         stop = [plan.supervisor.stop(spec.name)] if self._again else []
         result = bring_up(plan, spec, [*stop, plan.supervisor.start(spec.name)])

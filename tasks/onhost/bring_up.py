@@ -14,11 +14,14 @@ Request:
     warmup_seconds   for all of the warm-up
     crashes          starts that may fail before it is given up
     history, spec    file that keeps this host's last starts, and the digest of what is started
-    receipt          {"path", "draft"}: written when it is up, so that a lost controller finds it done
+    receipt          {"folder", "draft"}: written when it is up, so that a lost controller finds it done
+    put_back         {"script", "service"}: when it does not come up, the script puts the files of what served
+                     before back, and that service is started and waited for
 
 Result: {"verdict": "pass|fail", "reason", "why", "seconds", "phases": [[name, seconds]], "facts", "warmup",
-"log", "compiles", "identity", "pid", "before": {...} of the last start here}.
-`reason`: "" or one of script, port, crash, ended, gave-up, phase, deadline, warm-up, cancelled.
+"log", "compiles", "identity", "pid", "before": {...} of the last start here,
+"put_back": {"name", "up", "why"}}.
+`reason`: "" or one of script, port, crash, ended, gave-up, phase, silent, deadline, warm-up, cancelled.
 Standard library, Python >= 3.8.
 """
 
@@ -43,6 +46,8 @@ except ImportError:  # a program on a host: its neighbours are in the same folde
     import warmup  # type: ignore[import-not-found,no-redef]
 
 LOG_LINES = 400
+# An engine whose log says that it is ready listens, or never will.
+SILENT_SECONDS = 60.0
 HISTORY = 20
 STRANGER_SECONDS = 5.0
 DOWN_LOOKS = 3
@@ -178,10 +183,14 @@ class Timeline:
             self.mark, self.since = mark, now
         self.rows[-1][1] = now - self.began - sum(row[1] for row in self.rows[:-1])
 
+    def limit(self, phase: str) -> float:
+        """Seconds that a phase may take without progress."""
+        return self.limits.get(phase, 10**9)
+
     def overdue(self) -> str:
         """Why the present phase has taken too long, or ""."""
         phase = self.rows[-1][0] if self.rows else ""
-        stuck, limit = time.monotonic() - self.since, self.limits.get(phase, 10**9)
+        stuck, limit = time.monotonic() - self.since, self.limit(phase)
         return "%s made no progress for %d s" % (phase, stuck) if stuck > limit else ""
 
     def left(self) -> str:
@@ -274,6 +283,7 @@ def _await_token(service: Service, timeline: Timeline, say: Any, check: Any) -> 
     failures, down = 0, 0
     strange_since: float | None = None
     said = 0.0
+    silent_since: float | None = None
     crashed = False
     while True:
         check()
@@ -293,6 +303,10 @@ def _await_token(service: Service, timeline: Timeline, say: Any, check: Any) -> 
             again = service.state()
             if again["running"] and again["identity"] == seen:
                 return again, reading
+        silent = reading.phase == "ready" and state["running"] and answer["stage"] == "closed"
+        silent_since = (silent_since or time.monotonic()) if silent else None
+        if silent_since and time.monotonic() - silent_since > min(SILENT_SECONDS, timeline.limit("ready")):
+            raise Failed("silent", "the engine says that it is ready, but %s" % answer["why"])
         # a rival that is still stopping may hold the port for a moment, so strangers must stay to count
         strange = answer["stage"] == "stranger"
         strange_since = (strange_since or time.monotonic()) if strange else None
@@ -370,6 +384,19 @@ def failure(service: Service, error: Failed, seconds: float) -> dict[str, Any]:
     }
 
 
+def put_back(request: dict[str, Any]) -> dict[str, Any]:
+    """Start again what served before: whether it is up, and why not."""
+    service = Service(request["service"])
+    sys.stderr.write("it does not come up: %s is put back\n" % service.name)
+    try:
+        must(request["script"])
+        must(request["service"]["start"])
+        await_up(service)
+    except Failed as error:
+        return {"name": service.name, "up": False, "why": error.why}
+    return {"name": service.name, "up": True, "why": ""}
+
+
 def main() -> int:
     """Run it as a program."""
     request = json.load(sys.stdin)
@@ -382,6 +409,8 @@ def main() -> int:
     except Failed as error:
         result = failure(service, error, time.monotonic() - began)
         service.stop()
+        if request.get("put_back"):
+            result["put_back"] = put_back(request["put_back"])
         print(json.dumps(result))
         return 1
     if request.get("receipt"):

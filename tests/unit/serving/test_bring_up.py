@@ -205,3 +205,35 @@ def test_programs_on_hosts_need_nothing_but_the_standard_library(tmp_path: Path)
         timeout=30,
     )
     assert done.stdout.strip() == "[]", done.stderr
+
+
+@slow
+def test_settings_that_do_not_come_up_leave_what_served_before_as_it_was(new_engine: NewEngine) -> None:
+    old, new = new_engine("test-old"), new_engine("test-new", "dies_at_start")
+    assert old.bring_up()[0] == 0
+    unit, kept = old.folder / "unit", old.folder / "kept"
+    kept.write_text("old")
+    before = [f"echo new >{unit}", old.stop_script, new.start_script]
+    back = {"script": f"cp {kept} {unit}", "service": old.request(warmup=None)}
+    rc, result, told = new.bring_up(before=before, put_back=back)
+    assert (rc, result["verdict"]) == (1, "fail")
+    assert result["put_back"] == {"name": "test-old", "up": True, "why": ""}
+    assert (old.alive(), new.alive(), unit.read_text()) == (True, False, "old")
+    assert "test-old is put back" in told
+    old.faults("dies_at_start")
+    rc, result, _ = new.bring_up(before=[old.stop_script, new.start_script], put_back=back)
+    assert rc == 1
+    assert not result["put_back"]["up"] and "ends as soon" in result["put_back"]["why"]
+
+
+@slow
+def test_an_engine_that_is_ready_on_another_port_is_not_waited_for_till_the_last_deadline(
+    engine: EngineBench,
+) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))  # nobody listens there
+        port = other.getsockname()[1]
+        probe = {**engine.request()["probe"], "base_url": f"http://127.0.0.1:{port}"}
+        rc, result, _ = engine.bring_up(probe=probe, phase_seconds={"ready": 2})
+    assert (rc, result["reason"]) == (1, "silent")
+    assert result["why"] == f"the engine says that it is ready, but nothing listens on port {port}"
