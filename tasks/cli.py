@@ -8,23 +8,31 @@ Exit codes: 0 all good · 1 a host failed or a check says no · 2 wrong usage ·
 
 from __future__ import annotations
 
-import argparse
 import ast
+import os
+import re
 import sys
-from collections.abc import Sequence
+import tempfile
+import traceback
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NoReturn
 
 from tasks import __version__
-from tasks.choices import choices_of
+from tasks.choices import choices_of, origin
 from tasks.compare import main as compare
+from tasks.interrupt import INTERRUPTED
 from tasks.mistakes import Mistakes, nearest
-from tasks.paths import DEPLOYS, INVENTORIES, ROOT
+from tasks.paths import DEPLOYS, INVENTORIES, ROOT, host_folder
+from tasks.typed import remember, typed_from
 
 USAGE = 2
 # Verbs that change nothing on a host have nothing to confirm.
 READ_ONLY = {"preflight", "status", "accept", "bench", "support", "logs", "manifest", "report"}
+# Verbs that leave no file on this machine.
+NO_REPORT = {"status", "logs"}
+_LOG_LINES = re.compile(r"(?:-n|--lines)(?:=?(.*))")
 HELP = """\
 usage: rackwright VERB INVENTORY [options]
 
@@ -78,6 +86,9 @@ def inventory_path(name: str) -> Path:
     for path in (Path(name), INVENTORIES / f"{name}.py"):
         if path.suffix == ".py" and path.is_file():
             return path.resolve()
+    if "/" in name or name.endswith(".py"):
+        kind = "a folder, not a file" if Path(name).is_dir() else "not a .py file"
+        raise Usage(f"inventory {name}: {kind if Path(name).exists() else 'no such file'}")
     raise Usage(f"no inventory {name!r}; {nearest(name, inventories())}")
 
 
@@ -89,7 +100,7 @@ def is_inventory(words: Sequence[str]) -> bool:
         return False
 
 
-def load_hosts(path: Path, options: argparse.Namespace) -> list[Any]:
+def load_hosts(path: Path, options: Mapping[str, Any]) -> list[Any]:
     """The hosts of an inventory that `--limit` and `--exclude` leave, in order.
 
     Raises Usage when the file cannot be read, has no hosts, or a limit matches nothing.
@@ -98,19 +109,16 @@ def load_hosts(path: Path, options: argparse.Namespace) -> list[Any]:
     from pyinfra.context import ctx_state
     from pyinfra_cli.inventory import make_inventory
 
+    data = override_data(options)
     state = State()
     state.cwd = str(ROOT)
     try:
         with ctx_state.use(state):
             inventory = make_inventory(
-                str(path),
-                override_data=override_data(options),
-                cwd=str(ROOT),
-                group_data_directories=options.group_data,
+                str(path), override_data=data, cwd=str(ROOT), group_data_directories=options["group_data"]
             )
-    except Exception as error:
-        cause = error.__cause__ or error
-        raise Usage(f"{path.name}: cannot be read: {type(cause).__name__}: {cause}") from error
+    except (Exception, SystemExit) as error:
+        raise Usage(unreadable(path, error)) from error
     hosts = list(inventory)
     if not hosts:
         raise Usage(f"{path.name}: has no hosts")
@@ -127,106 +135,199 @@ def load_hosts(path: Path, options: argparse.Namespace) -> list[Any]:
             found += [host for host in matches if host not in found]
         return found
 
-    split = [word for item in options.limit or [] for word in item.split(",")]
+    split = [word for item in options["limit"] for word in item.split(",")]
     left = chosen(split) if split else hosts
-    excluded = chosen([word for item in options.exclude or [] for word in item.split(",")])
+    excluded = chosen([word for item in options["exclude"] for word in item.split(",")])
     left = [host for host in left if host not in excluded]
     if not left:
         raise Usage(f"{path.name}: --exclude leaves no host")
     return left
 
 
-def override_data(options: argparse.Namespace) -> dict[str, Any]:
-    """`--data` and the SSH options as pyinfra reads them."""
+def unreadable(path: Path, error: BaseException) -> str:
+    """What an inventory (or the data of its groups) raised, with file and line, in one line."""
+    cause = getattr(error, "exception", None) or error.__cause__ or error
+    if isinstance(cause, SyntaxError):
+        file, line, what = Path(cause.filename or path), cause.lineno, cause.msg
+    else:
+        file, line, what = Path(getattr(error, "filename", path)), None, " ".join(str(cause).split())
+        for frame in traceback.extract_tb(cause.__traceback__):
+            where = Path(frame.filename)
+            if where in (path, file) or where.parent.name == "group_data":
+                file, line = where, frame.lineno
+    place = file.name if line is None else f"{file.name}, line {line}"
+    return f"{place}: cannot be read: {type(cause).__name__}{f': {what}' if what else ''}"
+
+
+def override_data(options: Mapping[str, Any]) -> dict[str, Any]:
+    """`--data` and the SSH options as pyinfra reads them. Raises Usage."""
     from pyinfra_cli.util import parse_cli_arg
 
     data: dict[str, Any] = {}
-    for item in options.data or []:
+    for item in options["data"]:
         key, equals, value = item.partition("=")
-        if not equals:
-            raise Usage(f"--data {item!r}: must be KEY=VALUE")
+        if not equals or not key.strip():
+            raise Usage(f"--data {item!r}: must be KEY=VALUE, e.g. --data port=8001")
         data[key] = parse_cli_arg(value)
     for key in ("ssh_user", "ssh_port", "ssh_key", "ssh_password"):
-        value = getattr(options, key)
-        if value is not None:
-            data[key] = value
+        if options[key] is not None:
+            data[key] = options[key]
     return data
 
 
-def check_hosts(path: Path, hosts: Sequence[Any]) -> None:
-    """Every mistake in settings and recipes of these hosts. Raises Mistakes."""
+def check_hosts(path: Path, hosts: Sequence[Any], *, writes: bool = False) -> None:
+    """Every mistake in settings and recipes of these hosts; with `writes`, reports must be writable.
+
+    Raises Mistakes.
+    """
     lines: list[str] = []
     for host in hosts:
         try:
-            choices_of(host, path.name)
+            settings, _ = choices_of(host, path.name)
         except Mistakes as mistakes:
             lines += [line for line in mistakes.lines if line not in lines]
+            continue
+        why = unwritable(host_folder(settings.reports, str(host.name))) if writes else None
+        if why and not any(why in line for line in lines):
+            place = "" if origin(host, "reports") == f"host {host.name}" else f"{origin(host, 'reports')}: "
+            lines.append(f"{path.name}: {place}reports = {settings.reports!r}: {why}")
     if lines:
         raise Mistakes(lines)
 
 
-def parser() -> argparse.ArgumentParser:
-    """The options that the guard itself must understand; all others pass through."""
-    options = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    options.add_argument("--limit", action="append")
-    options.add_argument("--exclude", action="append")
-    options.add_argument("--data", action="append")
-    options.add_argument("--group-data", action="append")
-    options.add_argument("--ssh-user", "--user")
-    options.add_argument("--ssh-port", "--port", type=int)
-    options.add_argument("--ssh-key", "--key")
-    options.add_argument("--ssh-password", "--password")
-    return options
+def unwritable(folder: Path) -> str | None:
+    """Why no file can be written in a folder, which need not be there yet, and the fix; None when one can."""
+    there = next((path for path in (folder, *folder.parents) if path.exists()), folder)
+    try:
+        with tempfile.TemporaryFile(dir=there):
+            return None
+    except OSError as error:
+        fix = f"make it writable (sudo chown -R $USER {there}) or give another folder: --data reports=FOLDER"
+        return f"{there} cannot be written: {error.strerror}; {fix}"
 
 
-def passed_on(verb: str, words: list[str]) -> list[str]:
-    """The options for pyinfra: ours translated, `--no-wait` refused, `-y` added where nothing changes."""
+def understood(verb: str, words: Sequence[str]) -> dict[str, Any]:
+    """pyinfra's own reading of its options.
+
+    Raises Usage on an option that it does not know, a bad value or setting, and words that are no option.
+    """
+    import click
+    from pyinfra_cli.cli import cli as pyinfra
+
+    try:
+        context = pyinfra.make_context("rackwright", ["INVENTORY", "DEPLOY", *words])
+    except click.NoSuchOption as error:
+        known = [
+            word for option in pyinfra.params if isinstance(option, click.Option) for word in option.opts
+        ]
+        hint = nearest(error.option_name, [*known, *(("-f", "-n") if verb == "logs" else ())])
+        raise Usage(
+            f"no option {error.option_name}; {hint if 'mean' in hint else 'see rackwright --help'}"
+        ) from error
+    except click.ClickException as error:
+        raise Usage(error.format_message()) from error
+    except click.exceptions.Exit as done:  # --support, --version
+        sys.exit(done.exit_code)
+    extra = context.params["operations"][1:]
+    if extra:
+        raise Usage(
+            f"unexpected {' '.join(map(repr, extra))}: one inventory after the verb, then options only; "
+            "several hosts are one inventory"
+        )
+    override_data(context.params)
+    return dict(context.params)
+
+
+def log_options(words: Sequence[str]) -> list[str]:
+    """The options of `logs` as settings. Raises Usage."""
     out: list[str] = []
     rest = iter(words)
     for word in rest:
-        if word == "--no-wait":
-            raise Usage("--no-wait is refused: with it pyinfra ends with 0 although a host failed")
-        if verb == "logs" and word in ("-f", "--follow"):
+        lines = _LOG_LINES.fullmatch(word)
+        if word in ("-f", "--follow"):
             out += ["--data", "follow=true"]
-        elif verb == "logs" and word in ("-n", "--lines"):
-            count = next(rest, "")
-            if not count.isdigit():
-                raise Usage("-n needs a number of lines")
+        elif lines:
+            count = lines[1] or next(rest, "")
+            if not count.isdigit() or not int(count):
+                raise Usage(f"{word} needs a number of lines, e.g. -n 100")
             out += ["--data", f"lines={count}"]
         else:
             out.append(word)
-    if verb in READ_ONLY and not {"-y", "--yes", "--dry"} & set(out):
-        out.append("-y")
     return out
 
 
-def command(argv: Sequence[str]) -> list[str]:
-    """The pyinfra command line for ours.
+def one_by_one(words: Sequence[str], options: Mapping[str, Any]) -> list[str]:
+    """Options with `--limit a,b` as two: pyinfra takes that for one name, finds none, and ends with 0."""
+    out: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        if word in ("--limit", "--exclude"):
+            next(rest, "")
+        elif not word.startswith(("--limit=", "--exclude=")):
+            out.append(word)
+    for key in ("limit", "exclude"):
+        for name in (name for item in options[key] for name in item.split(",")):
+            out += [f"--{key}", name]
+    return out
+
+
+def without_yes(words: Sequence[str]) -> list[str]:
+    """Options without `-y`: with it pyinfra leaves out what a dry run is for."""
+    kept = [word for word in words if word not in ("-y", "--yes")]
+    return [word.replace("y", "") if re.fullmatch(r"-[vy]+", word) else word for word in kept]
+
+
+def command(argv: Sequence[str], *, terminal: bool = True) -> list[str]:
+    """The pyinfra command line for ours; without a `terminal` nobody can confirm.
 
     Raises Usage or Mistakes: then no host has been touched.
     """
-    if len(argv) < 2:
+    if not argv or argv[0].startswith("-"):
         raise Usage("a verb and an inventory are needed: rackwright VERB INVENTORY; see rackwright --help")
-    verb, name, *rest = argv
+    verb = argv[0]
     known = verbs()
     if verb not in known:
         raise Usage(f"no verb {verb!r}; {nearest(verb, known)}")
+    if len(argv) < 2:
+        raise Usage(
+            f"a verb and an inventory are needed: rackwright {verb} INVENTORY; "
+            f"inventories: {', '.join(inventories())}, or a path"
+        )
+    name, words = argv[1], list(argv[2:])
     if name.startswith("-"):
         raise Usage(f"the inventory comes right after the verb: rackwright {verb} INVENTORY [options]")
+    if verb == "logs":
+        words = log_options(words)
+    options = understood(verb, words)
+    if options["no_wait"]:
+        raise Usage("--no-wait is refused: with it pyinfra ends with 0 although a host failed")
     path = inventory_path(name)
-    words = passed_on(verb, rest)
-    options, _ = parser().parse_known_args(words)
-    check_hosts(path, load_hosts(path, options))
+    words = one_by_one(words, options)
+    if options["dry"]:
+        words = without_yes(words)
+        os.environ.pop("PYINFRA_YES", None)
+    elif verb in READ_ONLY and not options["yes"]:
+        words.append("-y")
+    elif not (options["yes"] or options["json_output"] or terminal):
+        raise Usage("not a terminal: add -y (nobody can confirm here), or --dry to see what would change")
+    hosts = load_hosts(path, options)
+    remember(typed_from(name, options, path.read_text("utf-8", "replace"), os.environ))
+    check_hosts(path, hosts, writes=not options["dry"] and verb not in NO_REPORT)
     return [*words, str(path), str(DEPLOYS / f"{verb}.py")]
+
+
+def show_help() -> None:
+    """Our own help: pyinfra's names neither verbs nor inventories."""
+    width = max(len(verb) for verb in verbs())
+    lines = "\n".join(f"  {verb.ljust(width)}  {doc}" for verb, doc in verbs().items())
+    print(HELP.format(verbs=lines, inventories=", ".join(inventories())), end="")
 
 
 def main() -> NoReturn:
     """Check, then go on as pyinfra: in this process, since starting another takes longer than the checks."""
     argv = sys.argv[1:]
     if not argv or argv[0] in ("-h", "--help", "help"):
-        width = max(len(verb) for verb in verbs())
-        lines = "\n".join(f"  {verb.ljust(width)}  {doc}" for verb, doc in verbs().items())
-        print(HELP.format(verbs=lines, inventories=", ".join(inventories())), end="")
+        show_help()
         sys.exit(0 if argv else USAGE)
     if argv[0] == "bundle":
         from tasks.bundling import main as bundle
@@ -241,11 +342,15 @@ def main() -> NoReturn:
         sys.exit(0)
     if argv[0] == "compare":
         sys.exit(compare(argv[1:], ROOT / "reports"))
+    if argv[0] in verbs() and {"-h", "--help"} & set(argv[1:]):
+        print(f"rackwright {argv[0]}: {verbs()[argv[0]]}\n")
+        show_help()
+        sys.exit(0)
     from gevent import monkey
 
     monkey.patch_all()  # before anything imports pyinfra, which `command` does
     try:
-        words = command(argv)
+        words = command(argv, terminal=sys.stdin is not None and sys.stdin.isatty())
     except Usage as usage:
         print(f"rackwright: {usage}", file=sys.stderr)
         sys.exit(USAGE)
@@ -255,8 +360,10 @@ def main() -> NoReturn:
         for line in mistakes.lines:
             print(f"  {line}", file=sys.stderr)
         sys.exit(USAGE)
+    except KeyboardInterrupt:
+        print("rackwright: interrupted; no host was touched", file=sys.stderr)
+        sys.exit(INTERRUPTED)
     from tasks.run import main as run
 
     sys.argv = ["pyinfra", "--chdir", str(ROOT), *words]
     run()
-    sys.exit(0)

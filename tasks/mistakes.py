@@ -9,6 +9,12 @@ from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
+# Where pydantic names a type, the way to write one.
+_SYNTAX = {
+    "list_type": """must be a list: KEY = ["a", "b"]; on the command line: --data 'KEY=["a", "b"]'""",
+    "dict_type": """must be a table: KEY = {"a": "b"}; on the command line: --data 'KEY={"a": "b"}'""",
+}
+
 
 class Mistakes(Exception):
     """Everything that is wrong with the input, one line each; nothing was touched."""
@@ -42,7 +48,8 @@ def explain(error: ValidationError, where: str | Callable[[str], str], model: ty
         elif item["type"] == "missing":
             lines.append(f"{place}: {key}: is missing and must be given")
         else:
-            message = item["msg"].removeprefix("Value error, ")
+            message = _SYNTAX.get(item["type"], item["msg"].removeprefix("Value error, "))
+            message = message.replace("KEY", key)
             if not item["loc"]:
                 lines.append(f"{place}: {message}")
                 continue

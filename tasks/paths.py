@@ -13,3 +13,9 @@ ONHOST = ROOT / "tasks" / "onhost"
 TOOLS_LOCK = ROOT / "requirements" / "tools.lock"
 UV_LOCK = ROOT / "requirements" / "uv.lock"
 MINIFORGE = ROOT / "requirements" / "miniforge.toml"
+
+
+def host_folder(reports: str, host: str) -> Path:
+    """Where the reports of one host lie; `reports` is the site's folder, relative to the project's."""
+    name = "".join(char if char.isalnum() or char in "._-" else "_" for char in host).strip("_.")
+    return ROOT / reports / (name or "host")

@@ -15,7 +15,7 @@ from pyinfra import logger
 from tasks.bundle import Bundle, bundle_for, ship
 from tasks.checks import Needs, run_checks
 from tasks.checks.links import nccl_env_flags
-from tasks.checks.table import render_host, verdict, verdict_line
+from tasks.checks.table import render_blocked, verdict, verdict_line
 from tasks.choices import choices_of
 from tasks.deep import deep_look, nccl_of
 from tasks.digest import digest_of
@@ -23,13 +23,14 @@ from tasks.endpoints import endpoints_of
 from tasks.engines.docker_launch import container_of, docker_spec
 from tasks.facts import Endpoint, HostFacts, ProbeRequest, build_probe, parse_probe
 from tasks.facts.shown import facts_shown, topology_shown
+from tasks.failed import host_failed
 from tasks.findings import Finding, fail
 from tasks.interrupt import catch_interrupts
 from tasks.launch import LaunchSpec, launch_spec
 from tasks.mistakes import Mistakes
 from tasks.model import sources
 from tasks.needs import needs_of
-from tasks.paths import ROOT
+from tasks.paths import host_folder
 from tasks.receipts import Receipt
 from tasks.recipe import SAFE_MODE, TRIAL, Recipe, WheelRoute
 from tasks.record import Record
@@ -38,6 +39,8 @@ from tasks.settings import Layout, Settings, layout_of
 from tasks.state import HostState, parse_state, state_section
 from tasks.supervisors import ServiceState, Supervisor, Supervisord, Systemd, choose, version_in
 from tasks.terminal import shape
+from tasks.typed import filled
+from tasks.unreachable import ssh_line
 
 SERVICE_USER = "rackwright"
 # programs between a supervisor and the engine, below <root>/run
@@ -76,7 +79,7 @@ class Plan:
         self.needs: Needs = Needs(self.layout.root)
         self.findings: list[Finding] = []
         self.record = Record(
-            ROOT / settings.reports / _file_name(self.name),
+            host_folder(settings.reports, self.name),
             verb,
             self.name,
             {
@@ -280,12 +283,12 @@ class Plan:
 
     def say(self, text: str) -> None:
         """One line for the person at the terminal, with the host's name."""
-        self.host.log(text, logger.info)
+        self.host.log(filled(text), logger.info)
 
     def complain(self, text: str) -> None:
-        """An error, line by line."""
-        for line in text.splitlines():
-            self.host.log_styled(line, fg="red", log_func=logger.error)
+        """An error, line by line; the first one is why this host failed, if it does."""
+        host_failed(self.name, text)
+        _log_error(self.host, text)
 
     def ship(self) -> None:
         """Have the onhost programs on the host. Raises Stop."""
@@ -322,28 +325,35 @@ def plan_for(host: Any, verb: str, *, preflight: bool = True) -> Plan | None:
         stop_host(host, real, "\n".join(mistakes.lines))
         return None
     except LostHost as lost:
-        why = f"{host.name} does not answer: {lost}\nCheck the connection, then run again."
-        stop_host(host, real, why)
+        stop_host(host, real, f"{host.name} does not answer: {lost}\nFix: {_by_hand(real)}")
         return None
     strict = plan.settings.strict
     if preflight and verdict(plan.findings, strict) == "fail":
         width, colour = shape(sys.stderr)
-        table = render_host(plan.name, plan.findings, strict=strict, width=width, colour=colour)
-        real.log("\n" + table, logger.info)
         plan.record.open()
         plan.record.finish("refused", verdict_line(plan.findings, strict))
-        why = f"{plan.name}: {verdict_line(plan.findings, strict)}; nothing was changed"
-        stop_host(host, real, f"{why}\nreport: {plan.record.page}")
+        plan.complain(f"{plan.name}: {verdict_line(plan.findings, strict)}; nothing was changed")
+        plan.say(f"report: {plan.record.page}")
+        plan.say("\n" + render_blocked(plan.findings, strict=strict, width=width, colour=colour))
+        host.state.fail_hosts({real})
         return None
     return plan
 
 
 def stop_host(host: Any, real: Any, message: str) -> None:
     """End the run of one host with a message; the others go on."""
-    for line in message.splitlines():
-        real.log_styled(line, fg="red", log_func=logger.error)
+    host_failed(str(real.name), message)
+    _log_error(real, message)
     host.state.fail_hosts({real})
 
 
-def _file_name(name: str) -> str:
-    return "".join(char if char.isalnum() or char in "._-" else "_" for char in name).strip("_.") or "host"
+def _log_error(real: Any, text: str) -> None:
+    for line in filled(text).splitlines():
+        real.log_styled(line, fg="red", log_func=logger.error)
+
+
+def _by_hand(real: Any) -> str:
+    """What to try when a host was connected and then does not answer."""
+    if str(real.name).startswith("@"):
+        return "look at the host, then run again"
+    return f"{ssh_line(str(real.name), real.data.dict())}   (when it works by hand, run again)"

@@ -18,6 +18,8 @@ from tasks.plan import Plan, looked, stop_host
 from tasks.remote import LostHost
 from tasks.report import write_index
 from tasks.terminal import shape
+from tasks.typed import filled
+from tasks.unreachable import Unreachable, reasons, ssh_line
 
 VERDICTS: dict[Status, str] = {"ok": "pass", "warn": "warn", "fail": "fail"}
 
@@ -52,7 +54,8 @@ def preflight(host: Any) -> None:
         stop_host(host, real, "\n".join(mistakes.lines))
         return
     except LostHost as lost:
-        _unreachable(real, str(lost))
+        by_hand = f"{ssh_line(host.name, real.data.dict())}   (until it works by hand, nothing else can)"
+        _unreachable(real, Unreachable(str(lost), by_hand))
         stop_host(host, real, f"{host.name} does not answer: {lost}")
         return
     _finish(plan, plan.findings)
@@ -74,19 +77,14 @@ def _finish(plan: Plan, findings: list[Finding]) -> None:
     plan.record.open()  # written once
 
 
-def _unreachable(host: Any, why: str) -> None:
+def _unreachable(host: Any, why: Unreachable) -> None:
     """A host that did not answer is a finding too, and leaves a report."""
-    data = host.data.dict()
-    where = data.get("ssh_hostname") or host.name
-    port = data.get("ssh_port")
-    user = data.get("ssh_user")
-    address = f"ssh -p {port}" if port else "ssh"
     finding = fail(
         "host.reachable",
         "this host cannot be reached",
-        observed=why,
+        observed=why.what,
         expected="a session",
-        fix=f"{address} {f'{user}@' if user else ''}{where}   (until it works by hand, nothing else can)",
+        fix=why.fix,
     )
     try:
         settings, recipe = choices_of(host)
@@ -102,10 +100,11 @@ def _show() -> None:
         return
     for host in state.inventory:
         if state.is_host_in_limit(host) and host in state.failed_hosts and host not in state.activated_hosts:
-            _unreachable(host, "no connection (the reason is above)")
+            why = reasons.get(str(host.name))
+            _unreachable(host, why or Unreachable("no connection", ssh_line(host.name, host.data.dict())))
     for folder in {page.parent.parent for page in _results.pages.values()}:
         write_index(folder)
-    print(_tables(*shape(sys.stdout)), flush=True)
+    print(filled(_tables(*shape(sys.stdout))), flush=True)
 
 
 def _tables(width: int, colour: bool) -> str:

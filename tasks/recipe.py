@@ -439,6 +439,9 @@ def recipe_path(name: str) -> Path:
     Raises Mistakes with the nearest name when there is none.
     """
     path = Path(name) if name.endswith(".toml") else RECIPES / f"{name}.toml"
+    if not path.is_file() and (name.endswith(".toml") or "/" in name):
+        hint = "no such file" if name.endswith(".toml") else "a recipe of your own must end with .toml"
+        raise Mistakes([f"recipe = {name!r}: {hint}"])
     if not path.is_file():
         raise Mistakes([f"recipe = {name!r}: no such recipe; {nearest(name, recipe_names())}"])
     return path

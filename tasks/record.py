@@ -6,13 +6,16 @@ A run that stops anywhere (failure, Ctrl-C, a dead controller) has already left 
 from __future__ import annotations
 
 import atexit
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tasks import __version__
 from tasks.report import write_index, write_report
 from tasks.report_view import page_name
+from tasks.typed import filled, filled_in
 
 _indexes: set[Path] = set()
 
@@ -21,7 +24,24 @@ def _index_at_end(folder: Path) -> None:
     """The page over all hosts, once when the run is over."""
     if folder not in _indexes:
         _indexes.add(folder)
-        atexit.register(write_index, folder)
+        atexit.register(_write, write_index, folder)
+
+
+_told: set[str] = set()
+
+
+def _write(write: Callable[..., None], *what: Any) -> None:
+    """Write a report; where that fails, say so once: work on the hosts is worth more than its report."""
+    try:
+        write(*what)
+    except OSError as error:
+        if not _told:
+            print(
+                f"--> the report cannot be written: {error}"
+                + filled("\n    Fix: free space or make it writable, then: rackwright report INVENTORY"),
+                file=sys.stderr,
+            )
+        _told.add(str(error))
 
 
 class Record:
@@ -85,4 +105,4 @@ class Record:
         self.evidence["steps"] = list(self._steps.values())
         self.evidence["seconds"] = round(time.monotonic() - self._began, 1)
         if self._writes:
-            write_report(self._folder, self.evidence)
+            _write(write_report, self._folder, filled_in(self.evidence))

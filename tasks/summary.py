@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import atexit
 import json
-import sys
-from pathlib import Path
 
 from tasks.plan import Plan
 from tasks.receipts import Receipt
 from tasks.steps import Done
+from tasks.typed import filled
 
 
 class Summary:
@@ -43,13 +42,12 @@ class Summary:
             commands=plan.remote.commands,
         )
         plan.record.finish("pass")
-        inventory = inventory_name()
         rows = [
             ("endpoint", f"{spec.base_url}/v1   (model: {spec.model_name}, mode: {spec.mode})"),
             ("try it", curl),
             ("report", str(plan.record.page)),
-            ("look", f"rackwright status {inventory}"),
-            ("remove", f"rackwright uninstall {inventory} -y"),
+            ("look", "rackwright status INVENTORY"),
+            ("remove", "rackwright uninstall INVENTORY -y"),
         ]
         say_last(plan.name, [f"  {key.ljust(9)} {value}" for key, value in rows])
         return "the report is written"
@@ -78,7 +76,7 @@ def retell(plan: Plan) -> bool:
     accepted = plan.receipt("acceptance")
     if accepted is None:
         plan.record.finish("fail", "nothing has been accepted on this host")
-        plan.complain(f"nothing has been accepted on {plan.name}\nFix: rackwright site {inventory_name()}")
+        plan.complain(f"nothing has been accepted on {plan.name}\nFix: rackwright site INVENTORY")
         plan.say(f"report: {plan.record.page}")
         return False
     plan.record.note(acceptance=accepted.detail.get("result"))
@@ -92,7 +90,7 @@ def say_last(host: str, lines: list[str]) -> None:
     """Print lines when the run is over, below pyinfra's own results, on stdout: they are the result."""
     if not _last:
         atexit.register(lambda: print("\n".join(_last), flush=True))
-    _last.extend(["", f"{host}:", *lines])
+    _last.extend(["", f"{host}:", *map(filled, lines)])
 
 
 def curl_line(plan: Plan) -> str:
@@ -102,14 +100,6 @@ def curl_line(plan: Plan) -> str:
     messages = [{"role": "user", "content": "Hello"}]
     body = json.dumps({"model": spec.model_name, "max_tokens": 32, "messages": messages})
     return f"curl -s {spec.base_url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'"
-
-
-def inventory_name() -> str:
-    """The inventory of this run as the person typed it, for the commands that we suggest."""
-    for word in sys.argv[1:]:
-        if word.endswith(".py") and "inventories" in word:
-            return Path(word).stem
-    return "INVENTORY"
 
 
 def _pins(receipt: Receipt | None) -> list[dict[str, object]]:

@@ -79,16 +79,19 @@ class Uninstall:
             )
         abandon = quote(f"{layout.run}/promotion")
         # a promotion and its guard would bring the safe mode back; what is told here is that nobody wants it
-        self._sh(f"[ ! -d {abandon} ] || : >{abandon}/abandoned", "end a promotion", 60)
-        self._sh(self._cancel(f"{layout.jobs}/promote/"), "end a promotion", 120)
-        self._sh(plan.supervisor.remove(plan.service_names), "remove the service", 400)
+        self._sh(
+            f"[ ! -d {abandon} ] || : >{abandon}/abandoned; {self._cancel(f'{layout.jobs}/promote/')}",
+            "end a promotion, if one runs",
+            120,
+        )
+        self._sh(plan.supervisor.remove(plan.service_names), "stop and remove the service", 400)
         self._sh(self._cancel(f"{layout.jobs}/*/"), "end running jobs", 120)
         self._sh(self._tidy_shm(), "remove the engine's shared memory", 60)
         weights = plan.receipt("weights")
         kept = []
         for path in weights.paths if weights else (plan.model_dir,):
             if path.startswith(layout.root + "/"):
-                self._sh(remove_model(path), "remove the weights", 600)
+                self._sh(remove_model(path), f"remove the weights: {path}", 600)
             else:
                 kept += [path] if weights else []
                 self._sh(remove_half(path), "remove half-downloaded weights", 600)
@@ -97,7 +100,7 @@ class Uninstall:
         self._sh(
             f"rm -rf {folders} && rmdir {model_root} 2>/dev/null; rm -f {quote(layout.root)}/.rackwright"
             f"; rmdir {quote(layout.root)} 2>/dev/null; :",
-            "remove the folders",
+            f"remove the folders below {layout.root}",
             900,
         )
         if plan.state.has("made-user"):
@@ -124,6 +127,7 @@ class Uninstall:
         )
 
     def _sh(self, script: str, what: str, timeout: float) -> None:
+        self.plan.say(f"uninstall: {what}")
         done = self.plan.remote.run(script, timeout=timeout)
         if not done.ok:
             raise StepFailed(f"cannot {what}: {done.stderr.strip() or done.stdout.strip()}\nFix: run again")

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from pyinfra import logger
-
 from tasks.acceptance import Acceptance
 from tasks.bench import Benchmark
 from tasks.deep_step import Deep
 from tasks.engines import engine_step
 from tasks.env import Environment, Tools
+from tasks.failed import host_failed
 from tasks.mirrors import Mirrors
 from tasks.model.proof import Manifest
 from tasks.model.step import Weights
-from tasks.plan import Plan, plan_for
+from tasks.plan import Plan, plan_for, stop_host
 from tasks.promote import Promote, Rollback
 from tasks.remote import LostHost
 from tasks.service import Service, readable
@@ -183,8 +182,9 @@ def status(host: Any) -> None:
     if plan is None:
         return
     lines, good = status_lines(plan)
-    plan.host.log("\n" + "\n".join(lines), logger.info)
+    plan.say("\n" + "\n".join(lines))
     if not good:
+        host_failed(plan.name, "no token comes out")
         host.state.fail_hosts({plan.host})
 
 
@@ -194,6 +194,9 @@ def logs(host: Any) -> None:
     if plan is None:
         return
     receipt = plan.receipt("service")
+    if receipt is None and not any(service.installed for service in plan.services.values()):
+        stop_host(host, plan.host, "no service is installed here\nFix: rackwright site INVENTORY")
+        return
     spec = plan.spec(str(receipt.detail.get("mode")) if receipt else None)
     name, log = spec.name, spec.log
     trial = plan.trial_name

@@ -92,6 +92,31 @@ def render_host(
     return "\n".join(lines)
 
 
+def render_blocked(
+    findings: Sequence[Finding], *, strict: bool = False, width: int = 100, colour: bool = False
+) -> str:
+    """What stops a deployment: warnings, how much else was found, and at the end what blocks, with its cure.
+
+    With `strict`, warnings block.
+    """
+    width = max(width, _NARROWEST)
+    blocking: set[Status] = {"fail", "warn"} if strict else {"fail"}
+    lines: list[str] = []
+    for finding in reversed(worst_first(list(findings))):
+        if finding.status == "warn" and not strict:
+            lines += _finding_lines(finding, width, colour)
+    counts = Counter(finding.status for finding in findings)
+    passed = f"{plural(counts['ok'], 'check')} passed" if counts["ok"] else ""
+    skipped = f"{counts['skipped']} skipped" if counts["skipped"] else ""
+    rest = ", ".join(filter(None, (passed, skipped)))
+    if rest:
+        lines += [f"  {_painted('ok  ', 'ok', colour)}  {rest}; all of them: rackwright preflight INVENTORY"]
+    for finding in reversed(worst_first(list(findings))):
+        if finding.status in blocking:
+            lines += _finding_lines(finding, width, colour)
+    return "\n".join(lines)
+
+
 def _finding_lines(finding: Finding, width: int, colour: bool) -> list[str]:
     label = _painted(f"{_LABEL[finding.status]:4}", finding.status, colour)
     seen = finding.observed if finding.status == "ok" else None

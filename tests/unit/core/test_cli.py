@@ -69,7 +69,7 @@ def test_wrong_usage_says_what_would_be_right(words: list[str], answer: str) -> 
 
 
 def test_a_limit_that_matches_nothing_is_refused_with_the_nearest(inventory: str) -> None:
-    assert "no host or group 'gpu3'; did you mean 'gpu" in refused("site", inventory, "--limit", "gpu3")
+    assert "no host or group 'gpu3'; did you mean 'gpu" in refused("site", inventory, "-y", "--limit", "gpu3")
 
 
 @pytest.mark.parametrize("limit", ["gpu1", "rack", "gpu*"])
@@ -82,15 +82,14 @@ def test_mistakes_of_hosts_outside_the_limit_do_not_matter(tmp_path: Path) -> No
     path = tmp_path / "mixed.py"
     path.write_text(INVENTORY.replace('"gpu2", {', '"gpu2", {"port": 0, '))
     assert handed_over("site", str(path), "--limit", "gpu1")
-    assert "mixed.py: host gpu2: port = 0" in refused("site", str(path))
+    assert "mixed.py: host gpu2: port = 0" in refused("site", str(path), "-y")
 
 
 def test_a_broken_inventory_is_wrong_usage_and_not_a_traceback(tmp_path: Path) -> None:
     path = tmp_path / "broken.py"
     path.write_text("hosts = [(\n")
-    said = refused("site", str(path))
-    assert "broken.py: cannot be read: SyntaxError" in said
-    assert "Traceback" not in said
+    assert refused("site", str(path), "-y").count("\n") == 1
+    assert "broken.py, line 1: cannot be read: SyntaxError" in refused("site", str(path), "-y")
 
 
 @pytest.mark.slow
@@ -114,3 +113,92 @@ def test_help_is_no_mistake_and_no_words_are() -> None:
 def test_every_deploy_is_a_verb_with_a_line_of_help() -> None:
     assert {"preflight", "site", "status", "accept", "logs", "stop", "start", "uninstall"} <= set(cli.verbs())
     assert all(cli.verbs().values())
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "what"),
+    [
+        ("import os\nimport nonexistent\n", 2, "ModuleNotFoundError: No module named 'nonexistent'"),
+        ("\nport = int('abc')\n", 2, "ValueError: invalid literal"),
+        ("raise SystemExit(0)\n", 1, "SystemExit: 0"),
+    ],
+)
+def test_whatever_an_inventory_raises_is_one_line_with_its_place(
+    tmp_path: Path, text: str, line: int, what: str
+) -> None:
+    (tmp_path / "mine.py").write_text(text)
+    said = refused("status", str(tmp_path / "mine.py"))
+    assert f"mine.py, line {line}: cannot be read: {what}" in said
+    assert said.count("\n") == 1
+
+
+def test_the_data_of_a_group_that_raises_is_named_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "group_data").mkdir()
+    (tmp_path / "group_data" / "all.py").write_text("x = 1\ny = x / 0\n")
+    (tmp_path / "mine.py").write_text(INVENTORY)
+    assert "all.py, line 2: cannot be read: ZeroDivisionError" in refused("status", str(tmp_path / "mine.py"))
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (["status", "rehearsal", "extra", "args"], "unexpected 'extra' 'args'"),
+        (["status", "rehearsal", "--data", "=5"], "--data '=5': must be KEY=VALUE"),
+        (["status", "rehearsal", "--dri"], "no option --dri; did you mean '--dry'?"),
+        (["status", "rehearsal", "-n", "5"], "no option -n"),
+        (["status", "rehearsal", "--ssh-port", "x"], "'x' is not a valid integer"),
+        (["status", "rehearsal", "--data", "recipe=/nope/x.toml"], "'/nope/x.toml': no such file"),
+        (["status", "rehearsal", "--data", "sources=abc"], """--data 'sources=["a", "b"]'"""),
+        (["status", "/nope/x"], "inventory /nope/x: no such file"),
+        (["status", "nope.py"], "inventory nope.py: no such file"),
+    ],
+)
+def test_wrong_words_are_named_in_a_line(words: list[str], answer: str) -> None:
+    assert answer in refused(*words)
+
+
+def test_a_verb_that_changes_hosts_asks_for_yes_where_nobody_can_confirm(inventory: str) -> None:
+    done = python("from tasks.cli import main; main()", "uninstall", inventory)
+    assert (done.returncode, "not a terminal: add -y" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("given", [["-y", "--dry"], ["--yes", "--dry", "-vy"], ["--dry"]])
+def test_a_dry_run_shows_changes_whatever_else_is_given(
+    inventory: str, given: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYINFRA_YES", "1")
+    program = "import json, os, sys; from tasks import cli; words = cli.command(sys.argv[1:])"
+    done = python(
+        f"{program}; print(json.dumps([words, 'PYINFRA_YES' in os.environ]))", "site", inventory, *given
+    )
+    words, forced = json.loads(done.stdout)
+    assert "--dry" in words
+    assert not {"-y", "--yes", "-vy"} & set(words)
+    assert forced is False
+
+
+@pytest.mark.parametrize("given", [["-n", "5"], ["--lines", "5"], ["--lines=5"], ["-n5"]])
+def test_the_number_of_log_lines_may_be_written_in_every_usual_way(inventory: str, given: list[str]) -> None:
+    assert "lines=5" in handed_over("logs", inventory, *given)
+
+
+def test_names_of_a_limit_are_handed_over_one_by_one(inventory: str) -> None:
+    words = handed_over("status", inventory, "--limit=gpu1,gpu2")
+    assert [words[at + 1] for at, word in enumerate(words) if word == "--limit"] == ["gpu1", "gpu2"]
+
+
+def test_the_help_of_a_verb_is_ours() -> None:
+    done = guard("site", "rehearsal", "--help")
+    assert done.returncode == 0
+    assert done.stdout.startswith("rackwright site: Provision a host")
+    assert "Usage: " not in done.stdout
+
+
+def test_reports_that_cannot_be_written_are_told_before_any_host_is_touched(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    path = tmp_path / "mine.py"
+    path.write_text(INVENTORY.replace('"rehearsal-cpu"', f'"rehearsal-cpu", "reports": "{tmp_path}/file/x"'))
+    said = refused("site", str(path), "-y")
+    assert f"{tmp_path}/file cannot be written: Not a directory; make it writable" in said
+    assert "--data reports=FOLDER" in said
+    assert handed_over("status", str(path)), "a verb without a report needs no folder"
