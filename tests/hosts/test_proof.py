@@ -103,7 +103,7 @@ def test_bench_of_a_stopped_engine_says_how_to_start_it(served: tuple[Machine, S
     _, site = served
     site.run("stop", "-y")
     try:
-        assert "rackwright start INVENTORY" in site.run("bench", rc=1)
+        assert f"rackwright start {site.inventory}" in site.run("bench", rc=1)
     finally:
         site.run("start", "-y")
 
