@@ -130,4 +130,5 @@ class Uninstall:
         self.plan.say(f"uninstall: {what}")
         done = self.plan.remote.run(script, timeout=timeout)
         if not done.ok:
-            raise StepFailed(f"cannot {what}: {done.stderr.strip() or done.stdout.strip()}\nFix: rackwright uninstall INVENTORY -y")
+            why = done.stderr.strip() or done.stdout.strip()
+            raise StepFailed(f"cannot {what}: {why}\nFix: rackwright uninstall INVENTORY -y")
