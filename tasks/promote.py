@@ -246,8 +246,13 @@ def concluded(plan: Plan, fast: str, outcome: Outcome) -> Done:
         return Done(detail=result, receipt=False)
     what, fix, lines = explain({**result, "log": log})
     safe = result["safe"]["mode"]
+    away = result.get("away_seconds", 0)
     end = (
-        f"{safe} serves again, after {in_time(result.get('away_seconds', 0))} without a service"
+        (
+            f"{safe} serves again, after {in_time(away)} without a service"
+            if away
+            else f"{safe} serves as before"
+        )
         if result["verdict"] == "rolled-back"
         else f"and {safe} does NOT serve: rackwright logs INVENTORY, then rackwright start INVENTORY"
     )

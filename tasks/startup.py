@@ -155,9 +155,14 @@ def explain(result: dict[str, Any]) -> tuple[str, str, list[str]]:
     """What happened, what to do, and the telling log lines, from a failed result of `bring_up.py`."""
     log = [str(line) for line in result.get("log") or []]
     why = str(result.get("why") or "it failed")
-    if result.get("reason") == "port":
-        return why, "stop that process, or serve on another port: --data port=ANOTHER", telling_lines(log)
     known = recognise(log)
+    ports = {
+        "port": "stop that process, or serve on another port: --data port=ANOTHER",
+        "trial-port": "promote again: it takes another port for the trial",
+    }
+    if result.get("reason") in ports:
+        # all else in the log is of a start that went well
+        return why, ports[str(result["reason"])], list(known.lines[:3]) if known else []
     if known is not None:
         failure = known.failure
         return f"{why}: {failure.cause} ({failure.reference})", failure.fix, telling_lines(log)

@@ -318,7 +318,7 @@ def _await_token(service: Service, timeline: Timeline, say: Any, check: Any) -> 
             held = ready.strangers(
                 _port(request), state["pid"] or os.getpid(), request["probe"].get("container")
             )
-            if held and re.search("[Aa]ddress already in use|attempting to bind", text):
+            if held and port_is_refused(text):
                 raise Failed("port", "port %d is taken by %s" % (_port(request), " and ".join(held)))
         if state["state"] in service_state.GAVE_UP:
             raise Failed("gave-up", "the engine ends as soon as it starts")
@@ -348,6 +348,11 @@ def _await_token(service: Service, timeline: Timeline, say: Any, check: Any) -> 
             note = ", ".join(part for part in (reading.note, timeline.left()) if part)
             say(phase, reading.done, reading.total, reading.unit, note)
         time.sleep(0.25 if timeline.elapsed() < 10 else 1.5)
+
+
+def port_is_refused(log: str) -> bool:
+    """The log says that the engine's port was not free."""
+    return re.search("[Aa]ddress already in use|attempting to bind", log) is not None
 
 
 def _port(request: dict[str, Any]) -> int:

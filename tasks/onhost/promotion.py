@@ -26,6 +26,7 @@ import hashlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -35,14 +36,16 @@ from typing import Any
 
 try:
     from . import bring_up as bu
-    from . import quickbench, startup_log
+    from . import quickbench, ready, startup_log
 except ImportError:  # a program on a host: its neighbours are in the same folder, not in a package
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
     import bring_up as bu  # type: ignore[import-not-found,no-redef]
     import quickbench  # type: ignore[import-not-found,no-redef]
+    import ready  # type: ignore[import-not-found,no-redef]
     import startup_log  # type: ignore[import-not-found,no-redef]
 
 BACK_TRIES = 3
+TRIAL_PORT = "the port that was chosen for the trial was taken"
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 
@@ -134,6 +137,11 @@ class Promotion:
             return {"verdict": "pass", **bu.await_up(service, self.say, self.check)}
         except bu.Failed as error:
             failed = bu.failure(service, error, time.monotonic() - began)
+            taken = which == "trial" and (
+                error.reason == "port" or bu.port_is_refused("\n".join(failed["log"]))
+            )
+            if taken:
+                raise Refused("trial-port", "%s: %s" % (TRIAL_PORT, failed["why"]), failed["log"]) from None
             raise Refused(error.reason, failed["why"], failed["log"]) from None
 
     def accept(self, which: str, **more: Any) -> dict[str, Any]:
@@ -253,6 +261,9 @@ class Promotion:
         """On trial: start, warm-up, acceptance, benchmark, where no client can reach it."""
         mode, column = self.request["candidate"]["mode"], self.result["candidate"]
         self.step("starting %s on trial" % mode)
+        taken = why_taken(self.request["trial"]["probe"])
+        if taken:
+            raise Refused("trial-port", "%s; nothing was stopped" % taken)
         self.gone()
         self.must(self.request["safe"]["stop"])
         self.must(self.request["reload"])
@@ -420,6 +431,25 @@ def counts(result: Any) -> dict[str, int]:
     """How many checks passed, failed and were skipped."""
     verdicts = [one.get("verdict") for one in (result or {}).get("checks", [])]
     return {word: verdicts.count(word) for word in ("pass", "fail", "skipped")}
+
+
+def why_taken(probe: dict[str, Any]) -> str:
+    """Why the mode on trial could not listen on its port; "" when it can."""
+    host, port = probe["base_url"].split("//", 1)[1].rsplit(":", 1)
+    with socket.socket() as one:
+        one.setsockopt(
+            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+        )  # as servers do: old connections do not count
+        try:
+            one.bind((host, int(port)))
+        except OSError as error:
+            held = ready.strangers(int(port), os.getpid())
+            return "%s: port %s, %s" % (
+                TRIAL_PORT,
+                port,
+                " and ".join(held) or "by whom cannot be seen (%s)" % error,
+            )
+    return ""
 
 
 def failed_checks(result: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -86,3 +87,24 @@ def test_a_host_that_cannot_start_the_mode_at_boot_stays_with_the_safe_one(bench
     assert "read-only file system" in result["why"]
     assert (bench.safe.alive(), bench.fast.alive()) == (True, False)
     assert bench.boot.read_text() == "eager\n"
+
+
+def test_a_trial_whose_port_is_taken_ends_before_anything_is_stopped(bench: Bench) -> None:
+    assert bench.safe.bring_up()[0] == 0
+    before = bench.safe.pid()
+    with socket.create_server(("127.0.0.1", bench.trial.port)):
+        result = promotion.Promotion(bench.request(), str(bench.folder)).run()
+    assert (result["verdict"], result["reason"]) == ("rolled-back", "trial-port")
+    assert f"was taken: port {bench.trial.port}" in result["why"]
+    assert "nothing was stopped" in result["why"]
+    assert (bench.safe.pid(), bench.safe.alive(), result["away_seconds"]) == (before, True, 0)
+    assert not bench.trial.pid(), "the trial never began"
+
+
+def test_a_trial_whose_port_is_taken_later_says_so_too(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(promotion, "why_taken", lambda probe: "")
+    with socket.create_server(("127.0.0.1", bench.trial.port)):
+        result = promotion.Promotion(bench.request(), str(bench.folder)).run()
+    assert (result["verdict"], result["reason"]) == ("rolled-back", "trial-port")
+    assert "chosen for the trial was taken" in result["why"]
+    assert (bench.safe.alive(), bench.trial.alive()) == (True, False)

@@ -16,7 +16,7 @@ from tasks.onhost import promotion, service_state
 from tasks.promote import columns
 from tasks.report_serving import promotion_shown, startup_shown
 from tasks.service import readable
-from tasks.startup import explain
+from tasks.startup import explain, now_told
 from tasks.status import parse_look
 from tasks.supervisors import Systemd, version_in
 
@@ -104,6 +104,11 @@ def test_a_report_shows_a_start_beside_the_one_before() -> None:
             "it crashed: ValueError: odd",
             "log lines",
         ),
+        (
+            {"reason": "trial-port", "why": "the port was taken", "log": ["INFO all is well"]},
+            "the port was taken",
+            "promote again",
+        ),
         ({"reason": "deadline", "why": "no token", "log": []}, "no token", "serve.ready_seconds"),
         ({"reason": "phase", "why": "stuck", "log": []}, "stuck", "serve.phase_seconds"),
         ({"reason": "slower", "why": "is slower", "log": []}, "is slower", "serve.promote.margin"),
@@ -115,6 +120,26 @@ def test_a_failure_is_told_with_its_cause_and_one_thing_to_do(
     told, cure, _ = explain(found)
     assert what in told
     assert fix in cure
+
+
+def test_a_port_that_was_taken_is_told_without_the_lines_of_a_start_that_went_well() -> None:
+    healthy = [f"INFO loading {number}" for number in range(20)]
+    for reason in ("port", "trial-port"):
+        refused = "OSError: [Errno 98] Address already in use"
+        assert explain({"reason": reason, "why": "w", "log": [*healthy, refused]})[2] == [refused]
+        assert explain({"reason": reason, "why": "w", "log": healthy})[2] == []
+
+
+@pytest.mark.parametrize(
+    ("back", "words"),
+    [
+        (None, "it is stopped now"),
+        ({"name": "rw-eager", "up": True, "why": ""}, "rw-eager serves again as before"),
+        ({"name": "rw-eager", "up": False, "why": "no disk"}, "rw-eager did not come back either: no disk"),
+    ],
+)
+def test_what_serves_after_a_failed_start_is_told(back: dict[str, Any] | None, words: str) -> None:
+    assert words in now_told({"put_back": back})
 
 
 def test_status_is_read_in_one_go_and_damage_is_absence() -> None:
