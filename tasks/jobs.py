@@ -25,7 +25,7 @@ LOG_BYTES = 4000
 
 @dataclass(frozen=True)
 class JobState:
-    """What `job.sh status` said. Times are the host's, in Unix seconds."""
+    """What `job.sh status` said. Times are the host's, in Unix seconds; `cancelled` is by what, if it was."""
 
     state: str
     key: str
@@ -35,6 +35,7 @@ class JobState:
     now: int | None
     log: str
     result: str
+    cancelled: str | None = None
 
     @property
     def elapsed(self) -> int:
@@ -77,6 +78,13 @@ class Outcome:
     result: dict[str, Any]
     log: str
     why: str | None = None
+    cancelled: bool = False
+
+
+def cancelled_by(whom: str, seconds: int, result: dict[str, Any], log: str) -> Outcome:
+    """The outcome of a job that somebody ended on its host."""
+    why = f"it was cancelled on the host ({whom})"
+    return Outcome(False, seconds, result, log, why, cancelled=True)
 
 
 def parse_status(text: str) -> JobState:
@@ -102,6 +110,7 @@ def parse_status(text: str) -> JobState:
         now=number("now"),
         log=decoded("log"),
         result=decoded("result"),
+        cancelled=fields.get("cancelled") or None,
     )
 
 
@@ -232,7 +241,7 @@ def run_job(
         )
     if word == "attached":
         say(f"{job.name}: already running on the host, attached to it")
-    meter, shown, shown_at, lost_at = Meter(), "", clock(), None
+    meter, shown, shown_at, lost_at, seen = Meter(), "", clock(), None, word in ("started", "attached")
     while True:
         try:
             now = status(remote, program, job.folder)
@@ -250,8 +259,12 @@ def run_job(
             except LostHost:
                 sleep(5)
             continue
+        if now.state == "absent" and seen:
+            # nothing else takes a job's folder away
+            return cancelled_by("uninstall", int(clock() - began), {}, "")
         if now.state in ("done", "dead", "absent"):
             return outcome_of(job, now)
+        seen = True
         progress = last_progress(now.log)
         lines = log_lines(now.log, 1)
         line = meter.line(progress, clock()) if progress else (lines[-1] if lines else "")
@@ -275,6 +288,8 @@ def outcome_of(job: Job, now: JobState) -> Outcome:
         result = {}
     if not isinstance(result, dict):
         result = {}
+    if now.cancelled:
+        return cancelled_by(now.cancelled, now.elapsed, result, now.log)
     if now.state == "done" and now.rc == 0:
         return Outcome(True, now.elapsed, result, now.log)
     if now.state == "done":

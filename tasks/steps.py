@@ -17,6 +17,8 @@ from tasks.plan import Plan, Stop
 from tasks.receipts import Artifact, Receipt
 from tasks.remote import LostHost, quote
 
+GONE = "rackwright was uninstalled on this host meanwhile\nFix: rackwright site INVENTORY"
+
 
 class StepFailed(Exception):
     """A step did not reach its end on one host: what, why, and the one next command."""
@@ -67,8 +69,12 @@ def _step(work: Step) -> Any:
     executing = plan.host.state.is_executing
     if executing:
         plan.record.open()
+    ours = plan.state.ours
     try:
         plan.fresh()
+        if executing and ours and not plan.state.ours:
+            yield FunctionCommand(_fail, (work, GONE, []), {})
+            return
         why = None if plan.failed else work.unchanged()
     except LostHost as lost:
         if executing:

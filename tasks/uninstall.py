@@ -96,9 +96,11 @@ class Uninstall:
                 kept += [path] if weights else []
                 self._sh(remove_half(path), "remove half-downloaded weights", 600)
         folders = " ".join(quote(f"{layout.root}/{name}") for name in OWN_FOLDERS)
-        model_root = quote(layout.model_root)
+        model_root, jobs, tmp = quote(layout.model_root), quote(layout.jobs), quote(layout.tmp)
         self._sh(
-            f"rm -rf {folders} && rmdir {model_root} 2>/dev/null; rm -f {quote(layout.root)}/.rackwright"
+            # whoever watches a job finds all of its state, with the word that it was cancelled, or none
+            f"if [ -d {jobs} ]; then mkdir -p {tmp} && mv {jobs} {tmp}/; fi;"
+            f" rm -rf {folders} && rmdir {model_root} 2>/dev/null; rm -f {quote(layout.root)}/.rackwright"
             f"; rmdir {quote(layout.root)} 2>/dev/null; :",
             f"remove the folders below {layout.root}",
             900,
@@ -123,7 +125,7 @@ class Uninstall:
         pattern = "/".join(part if part == "*" else quote(part) for part in folders.split("/"))
         return (
             f'for d in {pattern}; do [ -d "$d" ] && for p in {lib}/*/job.sh; do'
-            ' [ -f "$p" ] && sh "$p" cancel "$d" && break; done; done; :'
+            ' [ -f "$p" ] && sh "$p" cancel "$d" uninstall && break; done; done; :'
         )
 
     def _sh(self, script: str, what: str, timeout: float) -> None:

@@ -3,10 +3,10 @@
 #
 #   job.sh start DIR KEY [UNIT]     start DIR/command (a script) once for KEY; prints one line
 #   job.sh status DIR BYTES         prints state, the log's last BYTES and the result, as base64
-#   job.sh cancel DIR               end the job's whole process group
+#   job.sh cancel DIR [WHY]         end the job's whole process group; who watches it is told why
 #
 # State in DIR: key, boot, pid, start (of that pid, so that a reused pid is not taken for ours),
-# started, ended, rc, log (stderr of the work), result (its stdout), input (its stdin), session (proxies).
+# started, ended, rc, cancelled (why), log (stderr of the work), result (its stdout), input (its stdin), session (proxies).
 # A job is done only when rc exists; rc is written last, by rename. The room for rc, ended and result is
 # taken at the start, so that a job that fills the disk can still say so.
 set -u
@@ -62,7 +62,7 @@ start)
         if [ "$old" = "$key" ] && [ "$(tr -d ' ' <rc)" = 0 ] && [ ! -f again ]; then echo done; exit 0; fi ;;
     esac
     if [ -f command.new ]; then mv -f command.new command; mv -f input.new input; fi
-    rm -f rc ended pid boot start again result
+    rm -f rc ended pid boot start again result cancelled
     [ -f log ] && mv -f log log.1
     : >log
     { printf '%8s' '' >rc.new && printf '%16s' '' >ended && printf '%65536s' '' >result; } || exit 1
@@ -95,6 +95,7 @@ status)
     echo "started=$(cat started 2>/dev/null)"
     echo "ended=$(tr -d ' ' <ended 2>/dev/null)"
     echo "now=$(date +%s)"
+    [ ! -f cancelled ] || echo "cancelled=$(head -n 1 cancelled)"
     echo "log=$(tail -c "$3" log 2>/dev/null | base64 | tr -d '\n')"
     if [ "$s" = done ]; then echo "result=$(sed 's/ *$//' result 2>/dev/null | base64 | tr -d '\n')"; fi
     ;;
@@ -102,6 +103,7 @@ cancel)
     cd "$2" 2>/dev/null || exit 0
     alive || exit 0
     p=$(cat pid)
+    echo "${3:-another run}" >cancelled
     # the session leader's group; systemd-run gives the leader a group of its own too
     kill -s TERM -- "-$p" 2>/dev/null || kill -s TERM "$p" 2>/dev/null
     # the leader ends at once, the program that it started may want a moment to end in order

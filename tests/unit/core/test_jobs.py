@@ -154,6 +154,30 @@ def test_cancelling_ends_what_the_job_has_started_too(job: OnHost, tmp_path: Pat
     raise AssertionError("it lives on")
 
 
+def test_a_cancelled_job_leaves_a_word_for_whoever_watches_it(job: OnHost) -> None:
+    job.start("k1", "sleep 300")
+    subprocess.run(["sh", JOB_SH, "cancel", str(job.folder), "uninstall"], check=True, timeout=30)
+    now = job.wait(lambda now: now.state == "dead")
+    outcome = outcome_of(Job("engine", str(job.folder), "k1", ()), now)
+    assert outcome.why == "it was cancelled on the host (uninstall)"
+    assert outcome.cancelled and not outcome.ok
+    job.start("k1", "exit 0")
+    now = job.wait(lambda now: now.state == "done")
+    assert outcome_of(Job("engine", str(job.folder), "k1", ()), now).ok, "another start is not cancelled"
+
+
+def test_a_job_whose_folder_is_taken_away_was_cancelled(tmp_path: Path) -> None:
+    states = iter(["state=running\nkey=k\n", ""])
+
+    class Host:
+        def run(self, script: str, **_: object) -> Result:
+            return Result(0, "started\n" if " start " in script else next(states), "")
+
+    job = Job("engine", str(tmp_path), "k", ("true",))
+    outcome = run_job(cast(Remote, Host()), "job.sh", job, lambda text: None, sleep=lambda seconds: None)
+    assert outcome.why == "it was cancelled on the host (uninstall)"
+
+
 def test_output_that_is_not_text_does_not_harm_the_answer(job: OnHost) -> None:
     job.start("k1", r"printf '\377\000\033[31mred' >&2")
     now = job.wait(lambda state: state.state == "done")
