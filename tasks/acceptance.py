@@ -10,6 +10,7 @@ from tasks.launch import LaunchSpec
 from tasks.paths import ONHOST
 from tasks.plan import Plan
 from tasks.proven import counts, keep_proof
+from tasks.service import refuse_unless_serving
 from tasks.steps import Done, StepFailed, job, onhost, python_of
 
 # Seconds for a whole run; the program's own budget ends it before.
@@ -63,7 +64,7 @@ class Acceptance:
         """Run every check of the profile; one that fails fails the host."""
         plan = self.plan
         plan.look()  # the service step may just have started it: which process is it?
-        spec = plan.spec()
+        spec = refuse_unless_serving(plan, ask=False)
         request = acceptance_request(plan, spec, plan.service.pid)
         # a promotion counts compilations itself, before and after its warm-up
         request["expect"]["log_script"] = plan.supervisor.logs(spec.name, spec.log, 4000, False)

@@ -14,7 +14,7 @@ from tasks.launch import LaunchSpec
 from tasks.plan import Plan
 from tasks.recipe import BenchCase, Expected
 from tasks.redact import redact
-from tasks.service import refuse_while_promoting
+from tasks.service import refuse_unless_serving
 from tasks.steps import Done, StepFailed, job, onhost, python_of
 
 # What people look at first; the record holds all figures.
@@ -61,10 +61,7 @@ class Benchmark:
         """Measure, keep what was found out, and say whether the figures count."""
         plan = self.plan
         plan.look()
-        refuse_while_promoting(plan)
-        spec = plan.spec()
-        if not plan.service.running:
-            raise StepFailed(f"{spec.name} does not run\nFix: rackwright start INVENTORY")
+        spec = refuse_unless_serving(plan, ask=False)
         plan.say(f"bench: about {_minutes(self.cases(), self.runs)} min; Ctrl-C leaves it running")
         outcome = job(
             plan,

@@ -229,6 +229,8 @@ def _acceptance_draft(plan: Plan, spec: LaunchSpec) -> dict[str, Any]:
 
 def concluded(plan: Plan, fast: str, outcome: Outcome) -> Done:
     """How it ended, for person and report. Raises StepFailed unless the faster mode serves now."""
+    if outcome.cancelled:
+        raise StepFailed(f"the promotion: {outcome.why}\nFix: rackwright site INVENTORY")
     result = outcome.result or guarded(plan)
     if not result.get("verdict"):
         log_on_host = f"Log on the host: {plan.layout.jobs}/{PROMOTE_JOB}/log"

@@ -20,7 +20,7 @@ from tasks.proven import STEP as PROVEN
 from tasks.proven import boot_mode, proven_mode
 from tasks.receipts import Receipt
 from tasks.remote import quote, write_file
-from tasks.startup import PROBE_SECONDS, bring_up, done_of, log_script, probe_request, service_request
+from tasks.startup import JOB, PROBE_SECONDS, bring_up, done_of, log_script, probe_request, service_request
 from tasks.steps import Done, StepFailed, python_of
 
 READY = (ONHOST / "ready.py").read_text("utf-8")
@@ -29,6 +29,7 @@ CONTAINER_WRAPPER = (ONHOST / "docker-engine.sh").read_text("utf-8")
 PROMOTE_JOB = "promote"
 KEPT_CACHES = 3
 SERVE_ANEW = "rackwright serve INVENTORY"
+LOOK = "rackwright status INVENTORY"
 
 
 class Service:
@@ -164,6 +165,34 @@ def refuse_while_promoting(plan: Plan) -> None:
             "a promotion is running on this host\n"
             "Fix: attach to it (rackwright promote INVENTORY), or end it (rackwright rollback INVENTORY)"
         )
+
+
+def refuse_unless_serving(plan: Plan, *, ask: bool = True) -> LaunchSpec:
+    """The engine that runs and may be asked; what is amiss is told at once. Raises StepFailed.
+
+    Without `ask` it is not asked whether it answers yet.
+    """
+    refuse_while_promoting(plan)
+    spec, service = plan.spec(), plan.service
+    if service.running and (not ask or look_ready(plan, spec)["stage"] != "closed"):
+        return spec
+    refuse_other_settings(plan, spec)
+    others = [
+        plan.spec(mode) for mode in plan.recipe.serve.modes if plan.services[plan.spec(mode).name].running
+    ]
+    if not service.running and others:
+        raise StepFailed(
+            f"{others[0].name} serves here, not {spec.name}\nFix: add --data mode={others[0].mode}"
+        )
+    if service.settled and not is_coming_up(plan):
+        raise StepFailed(f"nothing serves here: {spec.name} does not run\nFix: rackwright start INVENTORY")
+    raise StepFailed(f"{spec.name} is starting and does not answer yet\nFix: wait for it: {LOOK}")
+
+
+def is_coming_up(plan: Plan) -> bool:
+    """A service is being brought up by a run of a verb."""
+    job = plan.state.jobs.get(JOB)
+    return job is not None and job.state == "running"
 
 
 def fall_back(plan: Plan, spec: LaunchSpec, failed: StepFailed) -> StepFailed:

@@ -8,16 +8,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from tasks.failures import recognise, root_cause
-from tasks.jobs import in_time
+from tasks.installed import differences
+from tasks.jobs import JobState, in_time, last_progress
+from tasks.jobs import status as job_status
 from tasks.launch import LaunchSpec
-from tasks.onhost.startup_log import COMPILES, START, tidy
+from tasks.onhost.startup_log import COMPILES, START, read, this_start, tidy
 from tasks.plan import Plan
 from tasks.proven import boot_mode, proof_of, proven_mode
 from tasks.receipts import Receipt
 from tasks.recipe import SAFE_MODE
 from tasks.remote import quote
-from tasks.service import PROMOTE_JOB, ready_script, tail
-from tasks.startup import PROBE_SECONDS, history_path, log_script
+from tasks.service import PROMOTE_JOB, SERVE_ANEW, readable, ready_script, tail
+from tasks.startup import JOB, PROBE_SECONDS, history_path, log_script
 
 _MARK = "@@"
 _GPU = "index,memory.used,memory.total"
@@ -86,6 +88,7 @@ def status_lines(plan: Plan) -> tuple[list[str], bool]:
     running = [mode for mode in plan.recipe.serve.modes if plan.services[plan.spec(mode).name].running]
     rows: list[tuple[str, str]] = []
     good = False
+    promoting = _at_work(plan, PROMOTE_JOB)
     if running:
         spec = plan.spec(running[0])
         script, request = look_script(plan, spec)
@@ -93,8 +96,11 @@ def status_lines(plan: Plan) -> tuple[list[str], bool]:
         look = parse_look(answer.stdout)
         good = bool(look.answer.get("ready"))
         rows += served_rows(plan, spec, look)
+    elif promoting:
+        rows += trial_rows(plan)
     else:
         rows += stopped_rows(plan)
+    rows += settings_rows(plan)
     rows += promotion_rows(plan)
     rows += proof_rows(plan)
     rows += pin_rows(plan)
@@ -110,9 +116,9 @@ def served_rows(plan: Plan, spec: LaunchSpec, look: Look) -> list[tuple[str, str
     """About a mode that runs."""
     service = plan.services[spec.name]
     answer = look.answer
-    state = (
-        "ready: a token came out" if answer.get("ready") else f"not ready: {answer.get('why') or 'no answer'}"
-    )
+    state = "ready: a token came out" if answer.get("ready") else coming_up(plan, spec)
+    if state is None:
+        state = f"not ready: {answer.get('why') or 'no answer'}"
     if answer.get("stage") == "key":
         state += "; it was started with another key: rackwright restart INVENTORY"
     rows = [
@@ -140,6 +146,58 @@ def served_rows(plan: Plan, spec: LaunchSpec, look: Look) -> list[tuple[str, str
     return rows
 
 
+def coming_up(plan: Plan, spec: LaunchSpec) -> str | None:
+    """How far the start is that goes on; None when its log says that it is over."""
+    printed = plan.remote.run(readable(log_script(plan, spec)), timeout=60).stdout
+    return start_told(printed, plan.facts.system.epoch, plan.services[spec.name].restarts)
+
+
+def start_told(log: str, epoch: int | None, restarts: int | None) -> str | None:
+    """A start as its log tells it: the phase, how far, since when; None when it is ready or has no log."""
+    text = this_start(log)
+    mark, reading = START.search(text), read(text)
+    if mark is None or reading.phase == "ready":
+        return None
+    how = f"restarting after a crash ({restarts})" if restarts else "starting"
+    far = f", {reading.done} of {reading.total} {reading.unit}" if reading.total else ""
+    since = f", since {in_time(max(0, epoch - int(mark.group(1))))}" if epoch else ""
+    return f"{how}: {reading.phase}{far}{since}"
+
+
+def _at_work(plan: Plan, job: str) -> JobState | None:
+    """A job of the host, if it runs."""
+    now = plan.state.jobs.get(job)
+    return now if now is not None and now.state == "running" else None
+
+
+def _phase_of(plan: Plan, job: str) -> str:
+    """What a job that runs is at, in its own words."""
+    now = job_status(plan.remote, f"{plan.lib}/job.sh", f"{plan.layout.jobs}/{job}")
+    progress = last_progress(now.log)
+    if progress is None:
+        return "beginning"
+    far = f", {progress.done:g} of {progress.total:g} {progress.unit}" if progress.total else ""
+    return progress.phase + far
+
+
+def trial_rows(plan: Plan) -> list[tuple[str, str]]:
+    """About a host where no mode serves because a promotion tries another one."""
+    trial, epoch = plan.services[plan.trial_name], plan.facts.system.epoch
+    told = "away for a promotion"
+    if trial.running:
+        since = f" since {in_time(max(0, epoch - trial.since))}" if trial.since and epoch else ""
+        told += f"; another mode is on trial{since}"
+    return [("service", f"{plan.spec(SAFE_MODE).name}: {told}: {_phase_of(plan, PROMOTE_JOB)}")]
+
+
+def settings_rows(plan: Plan) -> list[tuple[str, str]]:
+    """About a service that is installed with other settings than the inventory's."""
+    running = [mode for mode in plan.recipe.serve.modes if plan.services[plan.spec(mode).name].running]
+    spec = plan.spec(running[0] if running else boot_mode(plan, SAFE_MODE))
+    odd = differences(plan, spec)
+    return [("settings", f"installed with other settings ({odd}): {SERVE_ANEW}")] if odd else []
+
+
 def _restarts(count: int | None) -> str:
     return "1 restart" if count == 1 else f"{count or 0} restarts"
 
@@ -161,8 +219,13 @@ def stopped_rows(plan: Plan) -> list[tuple[str, str]]:
         return [
             ("service", f"{spec.name}: runs without its supervisor; take it back: rackwright start INVENTORY")
         ]
+    job = _at_work(plan, JOB)
+    if job is not None:
+        told = f"starting since {in_time(job.elapsed)}: {_phase_of(plan, JOB)}"
+        return [("service", f"{spec.name}: {told}")]
     if not service.settled:
-        return [("service", f"{spec.name}: {service.state}; it is being started again")]
+        crashes = f" ({service.restarts})" if service.restarts else ""
+        return [("service", f"{spec.name}: restarting after a crash{crashes}; it waits to be started again")]
     return [("service", f"{spec.name}: {service.state}; start it with: rackwright start INVENTORY")]
 
 
@@ -170,8 +233,8 @@ def promotion_rows(plan: Plan) -> list[tuple[str, str]]:
     """About a promotion that runs, or the last one."""
     now = plan.state.jobs.get(PROMOTE_JOB)
     if now is not None and now.state == "running":
-        since = in_time(now.elapsed)
-        return [("promotion", f"is running since {since}; attach to it with: rackwright promote INVENTORY")]
+        since = f"is running since {in_time(now.elapsed)}: {_phase_of(plan, PROMOTE_JOB)}"
+        return [("promotion", f"{since}; attach to it with: rackwright promote INVENTORY")]
     receipt = plan.receipt("promotion")
     if receipt is None:
         return []

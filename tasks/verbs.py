@@ -16,9 +16,9 @@ from tasks.model.step import Weights
 from tasks.plan import Plan, plan_for, stop_host
 from tasks.promote import Promote, Rollback
 from tasks.remote import LostHost
-from tasks.service import Service, readable
+from tasks.service import Service, readable, refuse_unless_serving
 from tasks.status import status_lines
-from tasks.steps import run_step
+from tasks.steps import StepFailed, run_step
 from tasks.summary import Summary, retell
 from tasks.support import archive
 from tasks.switch import Start, Stopped
@@ -99,10 +99,20 @@ def serve(host: Any) -> None:
         run_step(Summary(plan))
 
 
+def _serves(host: Any, plan: Plan) -> bool:
+    """Something is there to be asked; else this host stops here, and its last report stays."""
+    try:
+        refuse_unless_serving(plan)
+    except (StepFailed, LostHost) as why:
+        stop_host(host, plan.host, str(why))
+        return False
+    return True
+
+
 def accept(host: Any) -> None:
     """Ask the running engine again, whatever an earlier run found."""
     plan = plan_for(host, "accept", preflight=False)
-    if plan:
+    if plan and _serves(host, plan):
         run_step(Acceptance(plan, again=True))
         run_step(Summary(plan))
 
@@ -110,7 +120,7 @@ def accept(host: Any) -> None:
 def bench(host: Any) -> None:
     """Measure the running engine; exit code 1 when the figures do not count."""
     plan = plan_for(host, "bench", preflight=False)
-    if plan:
+    if plan and _serves(host, plan):
         run_step(Benchmark(plan))
         run_step(Summary(plan))
 
