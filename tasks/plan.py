@@ -40,7 +40,7 @@ from tasks.state import HostState, parse_state, state_section
 from tasks.supervisors import ServiceState, Supervisor, Supervisord, Systemd, choose, version_in
 from tasks.terminal import shape
 from tasks.typed import filled
-from tasks.unreachable import ssh_line
+from tasks.unreachable import by_hand
 
 SERVICE_USER = "rackwright"
 # programs between a supervisor and the engine, below <root>/run
@@ -325,7 +325,11 @@ def plan_for(host: Any, verb: str, *, preflight: bool = True) -> Plan | None:
         stop_host(host, real, "\n".join(mistakes.lines))
         return None
     except LostHost as lost:
-        stop_host(host, real, f"{host.name} does not answer: {lost}\nFix: {_by_hand(real)}")
+        stop_host(
+            host,
+            real,
+            f"{host.name} does not answer: {lost}\nFix: {by_hand(str(real.name), real.data.dict())}",
+        )
         return None
     strict = plan.settings.strict
     if preflight and verdict(plan.findings, strict) == "fail":
@@ -350,10 +354,3 @@ def stop_host(host: Any, real: Any, message: str) -> None:
 def _log_error(real: Any, text: str) -> None:
     for line in filled(text).splitlines():
         real.log_styled(line, fg="red", log_func=logger.error)
-
-
-def _by_hand(real: Any) -> str:
-    """What to try when a host was connected and then does not answer."""
-    if str(real.name).startswith("@"):
-        return "look at the host, then run again"
-    return f"{ssh_line(str(real.name), real.data.dict())}   (when it works by hand, run again)"

@@ -19,7 +19,7 @@ from tasks.remote import LostHost
 from tasks.report import write_index
 from tasks.terminal import shape
 from tasks.typed import filled
-from tasks.unreachable import Unreachable, reasons, ssh_line
+from tasks.unreachable import Unreachable, by_hand, reasons
 
 VERDICTS: dict[Status, str] = {"ok": "pass", "warn": "warn", "fail": "fail"}
 
@@ -54,8 +54,7 @@ def preflight(host: Any) -> None:
         stop_host(host, real, "\n".join(mistakes.lines))
         return
     except LostHost as lost:
-        by_hand = f"{ssh_line(host.name, real.data.dict())}   (until it works by hand, nothing else can)"
-        _unreachable(real, Unreachable(str(lost), by_hand))
+        _unreachable(real, Unreachable(str(lost), by_hand(str(real.name), real.data.dict())))
         stop_host(host, real, f"{host.name} does not answer: {lost}")
         return
     _finish(plan, plan.findings)
@@ -100,8 +99,9 @@ def _show() -> None:
         return
     for host in state.inventory:
         if state.is_host_in_limit(host) and host in state.failed_hosts and host not in state.activated_hosts:
-            why = reasons.get(str(host.name))
-            _unreachable(host, why or Unreachable("no connection", ssh_line(host.name, host.data.dict())))
+            name = str(host.name)
+            why = reasons.get(name) or Unreachable("no connection", by_hand(name, host.data.dict()))
+            _unreachable(host, why)
     for folder in {page.parent.parent for page in _results.pages.values()}:
         write_index(folder)
     print(filled(_tables(*shape(sys.stdout))), flush=True)

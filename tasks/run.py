@@ -27,7 +27,9 @@ from tasks.paths import DEPLOYS  # noqa: E402
 from tasks.preflight import show_at_end  # noqa: E402
 from tasks.unreachable import explain_connections  # noqa: E402
 
+# pyinfra's words for hosts that failed, which it shows as faults of the file that it was reading
 NOBODY_LEFT = "No hosts remaining!"
+TOO_MANY = "% of hosts failed"
 
 
 def main() -> NoReturn:
@@ -63,7 +65,9 @@ def ended(cli: Callable[..., Any]) -> int:
         _tell_unexpected(unexpected.exception)
         return 1
     except WrappedError as error:
-        if NOBODY_LEFT not in error.message:  # each host has said its reason
+        if TOO_MANY in error.message:
+            print(f"--> Stopped: {error.message}", file=sys.stderr)
+        elif NOBODY_LEFT not in error.message:  # each host has said its reason
             error.show()
         return error.exit_code
     except click.ClickException as error:

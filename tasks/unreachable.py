@@ -62,6 +62,13 @@ def ssh_line(name: str, data: Mapping[str, Any]) -> str:
     return " ".join(word if word.startswith("~") else shlex.quote(word) for word in words)
 
 
+def by_hand(name: str, data: Mapping[str, Any]) -> str:
+    """What to try before the next run."""
+    if name.startswith("@") and not name.startswith("@ssh/"):
+        return "look at the host, then run again"
+    return f"{ssh_line(name, data)}   (until it works by hand, nothing else can)"
+
+
 def unreachable(name: str, data: Mapping[str, Any], error: BaseException) -> Unreachable:
     """Why a connection failed, from the exception and what caused it."""
     if name.startswith("@") and not name.startswith("@ssh/"):
@@ -70,7 +77,7 @@ def unreachable(name: str, data: Mapping[str, Any], error: BaseException) -> Unr
         return Unreachable(_told(error), fix)
     line = ssh_line(name, data)
     where, port = data.get("ssh_hostname") or name, data.get("ssh_port") or 22
-    by_hand = f"{line}   (until it works by hand, nothing else can)"
+    hand = by_hand(name, data)
     causes = list(_causes(error))
     numbers = {cause.errno for cause in causes if isinstance(cause, OSError)}
     text = _told(error)
@@ -83,32 +90,41 @@ def unreachable(name: str, data: Mapping[str, Any], error: BaseException) -> Unr
             f"if you expected that: ssh-keygen -R {shlex.quote(str(entry))}{file}",
         )
     if any(isinstance(cause, socket.gaierror) for cause in causes):
-        return Unreachable(f"the name {where} is not known (DNS)", by_hand)
-    if "No such private key file" in text or any(isinstance(one, FileNotFoundError) for one in causes):
+        return Unreachable(f"the name {where} is not known (DNS)", hand)
+    if "No such private key file" in text:
         key = data.get("ssh_key") or "its key"
         return Unreachable(
             f"the key file {key} is not there", f"correct ssh_key in the inventory, then: {line}"
         )
-    if "rivate key" in text or any(isinstance(cause, PasswordRequiredException) for cause in causes):
+    if any(isinstance(cause, PasswordRequiredException) for cause in causes):
+        key = str(data.get("ssh_key") or "KEY")
         return Unreachable(
-            f"the key {data.get('ssh_key') or ''} cannot be used: {text}".replace("  ", " "), by_hand
+            f"the key {data.get('ssh_key')} has a passphrase, and nobody could be asked for it",
+            f"ssh-add {key if key.startswith('~') else shlex.quote(key)}, or --ssh-key-password",
+        )
+    if "rivate key" in text:
+        return Unreachable(f"the key {data.get('ssh_key')} cannot be used: {text}", hand)
+    if "No authentication methods" in text:
+        return Unreachable(
+            f"{where} port {port} answers, but there is no key and no password to try",
+            f"set ssh_key in the inventory, or add --ssh-password-prompt; by hand: {line}",
         )
     if any(isinstance(cause, AuthenticationException) for cause in causes):
         user = f"user {data['ssh_user']}" if data.get("ssh_user") else "this user"
         given = "password" if data.get("ssh_password") else "key"
-        return Unreachable(f"{where} port {port} answers, but refuses {user}: wrong {given}", by_hand)
+        return Unreachable(f"{where} port {port} answers, but refuses {user}: wrong {given}", hand)
     if errno.ECONNREFUSED in numbers:
-        return Unreachable(f"connection refused: nothing listens at {where} port {port}", by_hand)
+        return Unreachable(f"connection refused: nothing listens at {where} port {port}", hand)
     if any(isinstance(cause, TimeoutError) for cause in causes) or errno.ETIMEDOUT in numbers:
-        return Unreachable(f"timeout: no answer from {where} port {port} (off, or a firewall)", by_hand)
+        return Unreachable(f"timeout: no answer from {where} port {port} (off, or a firewall)", hand)
     if numbers & _NO_ROUTE:
-        return Unreachable(f"no route to {where}", by_hand)
+        return Unreachable(f"no route to {where}", hand)
     if any(word in text.lower() for word in ("banner", "no existing session", "eof error")):
         return Unreachable(
             f"{where} port {port} answers, but not as an SSH server would: {text}; is it the right port?",
-            by_hand,
+            hand,
         )
-    return Unreachable(text, by_hand)
+    return Unreachable(text, hand)
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

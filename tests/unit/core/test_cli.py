@@ -35,46 +35,93 @@ def guard(*words: str) -> subprocess.CompletedProcess[str]:
     return python("from tasks.cli import main; main()", *words)
 
 
-def handed_over(*words: str) -> list[str]:
-    """The command line that pyinfra would get."""
-    done = python(
-        "import json, sys; from tasks import cli; print(json.dumps(cli.command(sys.argv[1:])))", *words
-    )
+def all_handed_over(*lines: list[str]) -> list[list[str]]:
+    """The command lines that pyinfra would get, all from one process."""
+    program = "print(json.dumps([cli.command(words) for words in json.loads(sys.argv[1])]))"
+    done = python(f"import json, sys; from tasks import cli; {program}", json.dumps(lines))
     assert done.returncode == 0, done.stderr
-    result: list[str] = json.loads(done.stdout)
+    result: list[list[str]] = json.loads(done.stdout)
     return result
 
 
+def handed_over(*words: str) -> list[str]:
+    """The command line that pyinfra would get."""
+    return all_handed_over(list(words))[0]
+
+
+ALL_AT_ONCE = """
+import contextlib, io, json, sys
+from tasks import cli
+found = []
+for words in json.loads(sys.argv[1]):
+    said, sys.argv = io.StringIO(), ["rackwright", *words]
+    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = end.code
+    found.append([code, said.getvalue()])
+print(json.dumps(found))
+"""
+
+
+def refusals(*lines: list[str]) -> list[str]:
+    """What the guard says about wrong command lines, all in one process."""
+    done = python(ALL_AT_ONCE, json.dumps(lines))
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert [code for code, _ in found] == [2] * len(lines), found
+    return [said for _, said in found]
+
+
 def refused(*words: str) -> str:
-    """What the guard says about wrong usage."""
+    """What the guard says about wrong usage, and that nothing of it is on stdout."""
     done = guard(*words)
     assert (done.returncode, done.stdout) == (2, "")
     return done.stderr
 
 
-@pytest.mark.parametrize(
-    ("words", "answer"),
-    [
-        (["sit", "rehearsal"], "no verb 'sit'; did you mean 'site'?"),
-        (["site", "rehersal"], "no inventory 'rehersal'; did you mean 'rehearsal'?"),
-        (["site"], "a verb and an inventory are needed"),
-        (["site", "--dry", "rehearsal"], "the inventory comes right after the verb"),
-        (["site", "rehearsal", "--no-wait"], "--no-wait is refused"),
-        (["site", "rehearsal", "--data", "port"], "must be KEY=VALUE"),
-        (["logs", "rehearsal", "-n", "many"], "-n needs a number"),
-    ],
-)
-def test_wrong_usage_says_what_would_be_right(words: list[str], answer: str) -> None:
-    assert answer in refused(*words)
+WRONG = [
+    (["sit", "rehearsal"], "no verb 'sit'; did you mean 'site'?"),
+    (["site", "rehersal"], "no inventory 'rehersal'; did you mean 'rehearsal'?"),
+    (["site"], "a verb and an inventory are needed"),
+    (["site", "--dry", "rehearsal"], "the inventory comes right after the verb"),
+    (["site", "rehearsal", "--no-wait"], "--no-wait is refused"),
+    (["site", "rehearsal", "--data", "port"], "must be KEY=VALUE"),
+    (["status", "rehearsal", "--data", "=5"], "--data '=5': must be KEY=VALUE"),
+    (["logs", "rehearsal", "-n", "many"], "-n needs a number"),
+    (["status", "rehearsal", "extra", "args"], "unexpected 'extra' 'args'"),
+    (["status", "rehearsal", "--dri"], "no option --dri; did you mean '--dry'?"),
+    (["status", "rehearsal", "-n", "5"], "no option -n"),
+    (["status", "rehearsal", "--ssh-port", "x"], "'x' is not a valid integer"),
+    (["status", "rehearsal", "--data", "recipe=/nope/x.toml"], "'/nope/x.toml': no such file"),
+    (["status", "rehearsal", "--data", "sources=abc"], """--data 'sources=["a", "b"]'"""),
+    (["status", "/nope/x"], "inventory /nope/x: no such file"),
+    (["status", "nope.py"], "inventory nope.py: no such file"),
+    (["uninstall", "rehearsal"], "not a terminal: add -y"),
+]
+
+
+@pytest.fixture(scope="module")
+def told() -> dict[str, str]:
+    """What is said about each wrong command line."""
+    said = refusals(*(words for words, _ in WRONG))
+    return {" ".join(words): answer for (words, _), answer in zip(WRONG, said, strict=True)}
+
+
+@pytest.mark.parametrize(("words", "answer"), WRONG, ids=lambda value: " ".join(value)[:40])
+def test_wrong_usage_says_what_would_be_right(words: list[str], answer: str, told: dict[str, str]) -> None:
+    assert answer in told[" ".join(words)]
 
 
 def test_a_limit_that_matches_nothing_is_refused_with_the_nearest(inventory: str) -> None:
     assert "no host or group 'gpu3'; did you mean 'gpu" in refused("site", inventory, "-y", "--limit", "gpu3")
 
 
-@pytest.mark.parametrize("limit", ["gpu1", "rack", "gpu*"])
-def test_a_limit_may_be_a_host_a_group_or_a_pattern(inventory: str, limit: str) -> None:
-    assert inventory in handed_over("site", inventory, "--limit", limit)
+def test_a_limit_may_be_a_host_a_group_or_a_pattern(inventory: str) -> None:
+    limits = ("gpu1", "rack", "gpu*")
+    for words in all_handed_over(*(["site", inventory, "--limit", limit] for limit in limits)):
+        assert inventory in words
 
 
 @pytest.mark.slow
@@ -83,13 +130,6 @@ def test_mistakes_of_hosts_outside_the_limit_do_not_matter(tmp_path: Path) -> No
     path.write_text(INVENTORY.replace('"gpu2", {', '"gpu2", {"port": 0, '))
     assert handed_over("site", str(path), "--limit", "gpu1")
     assert "mixed.py: host gpu2: port = 0" in refused("site", str(path), "-y")
-
-
-def test_a_broken_inventory_is_wrong_usage_and_not_a_traceback(tmp_path: Path) -> None:
-    path = tmp_path / "broken.py"
-    path.write_text("hosts = [(\n")
-    assert refused("site", str(path), "-y").count("\n") == 1
-    assert "broken.py, line 1: cannot be read: SyntaxError" in refused("site", str(path), "-y")
 
 
 @pytest.mark.slow
@@ -115,71 +155,50 @@ def test_every_deploy_is_a_verb_with_a_line_of_help() -> None:
     assert all(cli.verbs().values())
 
 
-@pytest.mark.parametrize(
-    ("text", "line", "what"),
-    [
-        ("import os\nimport nonexistent\n", 2, "ModuleNotFoundError: No module named 'nonexistent'"),
-        ("\nport = int('abc')\n", 2, "ValueError: invalid literal"),
-        ("raise SystemExit(0)\n", 1, "SystemExit: 0"),
-    ],
-)
-def test_whatever_an_inventory_raises_is_one_line_with_its_place(
-    tmp_path: Path, text: str, line: int, what: str
-) -> None:
-    (tmp_path / "mine.py").write_text(text)
-    said = refused("status", str(tmp_path / "mine.py"))
-    assert f"mine.py, line {line}: cannot be read: {what}" in said
-    assert said.count("\n") == 1
+RAISES = {
+    "import.py": (
+        "import os\nimport nonexistent\n",
+        "line 2",
+        "ModuleNotFoundError: No module named 'nonexistent'",
+    ),
+    "value.py": ("\nport = int('abc')\n", "line 2", "ValueError: invalid literal"),
+    "exit.py": ("raise SystemExit(0)\n", "line 1", "SystemExit: 0"),
+    "broken.py": ("hosts = [(\n", "line 1", "SyntaxError: '(' was never closed"),
+}
 
 
-def test_the_data_of_a_group_that_raises_is_named_with_its_line(tmp_path: Path) -> None:
-    (tmp_path / "group_data").mkdir()
-    (tmp_path / "group_data" / "all.py").write_text("x = 1\ny = x / 0\n")
-    (tmp_path / "mine.py").write_text(INVENTORY)
-    assert "all.py, line 2: cannot be read: ZeroDivisionError" in refused("status", str(tmp_path / "mine.py"))
+def test_whatever_an_inventory_raises_is_one_line_with_its_place(tmp_path: Path) -> None:
+    for name, (text, _, _) in RAISES.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "grouped").mkdir()
+    (tmp_path / "grouped" / "mine.py").write_text(INVENTORY)
+    (tmp_path / "grouped" / "group_data").mkdir()
+    (tmp_path / "grouped" / "group_data" / "all.py").write_text("x = 1\ny = x / 0\n")
+    *said, grouped = refusals(*(["status", str(tmp_path / name)] for name in (*RAISES, "grouped/mine.py")))
+    for (name, (_, line, what)), answer in zip(RAISES.items(), said, strict=True):
+        assert answer.startswith(f"rackwright: {name}, {line}: cannot be read: {what}")
+        assert answer.count("\n") == 1
+    assert "all.py, line 2: cannot be read: ZeroDivisionError" in grouped
 
 
-@pytest.mark.parametrize(
-    ("words", "answer"),
-    [
-        (["status", "rehearsal", "extra", "args"], "unexpected 'extra' 'args'"),
-        (["status", "rehearsal", "--data", "=5"], "--data '=5': must be KEY=VALUE"),
-        (["status", "rehearsal", "--dri"], "no option --dri; did you mean '--dry'?"),
-        (["status", "rehearsal", "-n", "5"], "no option -n"),
-        (["status", "rehearsal", "--ssh-port", "x"], "'x' is not a valid integer"),
-        (["status", "rehearsal", "--data", "recipe=/nope/x.toml"], "'/nope/x.toml': no such file"),
-        (["status", "rehearsal", "--data", "sources=abc"], """--data 'sources=["a", "b"]'"""),
-        (["status", "/nope/x"], "inventory /nope/x: no such file"),
-        (["status", "nope.py"], "inventory nope.py: no such file"),
-    ],
-)
-def test_wrong_words_are_named_in_a_line(words: list[str], answer: str) -> None:
-    assert answer in refused(*words)
-
-
-def test_a_verb_that_changes_hosts_asks_for_yes_where_nobody_can_confirm(inventory: str) -> None:
-    done = python("from tasks.cli import main; main()", "uninstall", inventory)
-    assert (done.returncode, "not a terminal: add -y" in done.stderr) == (2, True)
-
-
-@pytest.mark.parametrize("given", [["-y", "--dry"], ["--yes", "--dry", "-vy"], ["--dry"]])
 def test_a_dry_run_shows_changes_whatever_else_is_given(
-    inventory: str, given: list[str], monkeypatch: pytest.MonkeyPatch
+    inventory: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYINFRA_YES", "1")
-    program = "import json, os, sys; from tasks import cli; words = cli.command(sys.argv[1:])"
-    done = python(
-        f"{program}; print(json.dumps([words, 'PYINFRA_YES' in os.environ]))", "site", inventory, *given
+    given = [["-y", "--dry"], ["--yes", "--dry", "-vy"], ["--dry"]]
+    for words in all_handed_over(*(["site", inventory, *options] for options in given)):
+        assert "--dry" in words
+        assert not {"-y", "--yes", "-vy"} & set(words)
+    program = (
+        "import os, sys; from tasks import cli; cli.command(sys.argv[1:]); print('PYINFRA_YES' in os.environ)"
     )
-    words, forced = json.loads(done.stdout)
-    assert "--dry" in words
-    assert not {"-y", "--yes", "-vy"} & set(words)
-    assert forced is False
+    assert python(program, "site", inventory, "--dry").stdout == "False\n"
 
 
-@pytest.mark.parametrize("given", [["-n", "5"], ["--lines", "5"], ["--lines=5"], ["-n5"]])
-def test_the_number_of_log_lines_may_be_written_in_every_usual_way(inventory: str, given: list[str]) -> None:
-    assert "lines=5" in handed_over("logs", inventory, *given)
+def test_the_number_of_log_lines_may_be_written_in_every_usual_way(inventory: str) -> None:
+    given = [["-n", "5"], ["--lines", "5"], ["--lines=5"], ["-n5"]]
+    for words in all_handed_over(*(["logs", inventory, *options] for options in given)):
+        assert "lines=5" in words
 
 
 def test_names_of_a_limit_are_handed_over_one_by_one(inventory: str) -> None:

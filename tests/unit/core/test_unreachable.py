@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from paramiko import AuthenticationException
+from paramiko import AuthenticationException, PasswordRequiredException
 from paramiko.ssh_exception import NoValidConnectionsError
 from pyinfra.api.exceptions import ConnectError, PyinfraError
 
@@ -42,6 +42,11 @@ def refused() -> NoValidConnectionsError:
         (caused("Authentication error", AuthenticationException("x")), "refuses user root: wrong key"),
         (PyinfraError("No such private key file: ~/.ssh/rented"), "the key file ~/.ssh/rented is not there"),
         (PyinfraError("Invalid private key file: x"), "cannot be used: Invalid private key"),
+        (
+            caused("EOF error ()", PasswordRequiredException("x")),
+            "has a passphrase, and nobody could be asked",
+        ),
+        (ConnectError("SSH error (No authentication methods available)"), "no key and no password to try"),
         (caused("SSH error (Error reading SSH protocol banner)", EOFError()), "not as an SSH server would"),
         (ConnectError("SSH error (odd)"), "SSH error (odd)"),
     ],
@@ -49,7 +54,7 @@ def refused() -> NoValidConnectionsError:
 def test_reasons_are_told_apart_and_the_next_command_is_the_inventory_s(error: Exception, what: str) -> None:
     why = unreachable("gpu1", DATA, error)
     assert what in why.what
-    assert "ssh -p 2222 -i ~/.ssh/rented root@10.0.0.5" in why.fix
+    assert "ssh -p 2222 -i ~/.ssh/rented root@10.0.0.5" in why.fix or "ssh-add ~/.ssh/rented" in why.fix
 
 
 def test_a_changed_host_key_is_told_with_the_line_that_forgets_the_old_one() -> None:
