@@ -20,11 +20,21 @@ from machines.base import BaseSystemError
 _MACHINES = pytest.StashKey[list[Machine]]()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what brings up hosts, so that `-m "not hosts"` leaves it out."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what brings up hosts, so that `-m "not hosts"` leaves it out.
+
+    A test that asks for `systemd` or `container` is about that kind alone: there is none for the other one.
+    """
+    elsewhere = []
     for item in items:
-        if "hosts_can_run" in getattr(item, "fixturenames", ()):
+        names = getattr(item, "fixturenames", ())
+        if "hosts_can_run" in names:
             item.add_marker(pytest.mark.hosts)
+        kind = item.callspec.params.get("host") if hasattr(item, "callspec") else None
+        if {"systemd": "container", "container": "systemd"}.get(kind, "") in names:
+            elsewhere.append(item)
+    config.hook.pytest_deselected(items=elsewhere)
+    items[:] = [item for item in items if item not in elsewhere]
 
 
 @pytest.hookimpl(wrapper=True)
