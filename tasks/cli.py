@@ -256,15 +256,23 @@ def log_options(words: Sequence[str]) -> list[str]:
     return out
 
 
-def one_by_one(words: Sequence[str], options: Mapping[str, Any]) -> list[str]:
-    """Options with `--limit a,b` as two: pyinfra takes that for one name, finds none, and ends with 0."""
+def plain(words: Sequence[str], options: Mapping[str, Any]) -> list[str]:
+    """Options as pyinfra can take them.
+
+    `--limit a,b` becomes two: pyinfra takes it for one name, finds none, and ends with 0. A recipe's path
+    is made whole: the run does not happen in the folder where it was typed.
+    """
     out: list[str] = []
     rest = iter(words)
     for word in rest:
-        if word in ("--limit", "--exclude"):
+        if word in ("--limit", "--exclude", "--data"):
             next(rest, "")
-        elif not word.startswith(("--limit=", "--exclude=")):
+        elif not word.startswith(("--limit=", "--exclude=", "--data=")):
             out.append(word)
+    for item in options["data"]:
+        key, _, value = item.partition("=")
+        whole = key == "recipe" and value.endswith(".toml")
+        out += ["--data", f"recipe={Path(value).absolute()}" if whole else item]
     for key in ("limit", "exclude"):
         for name in (name for item in options[key] for name in item.split(",")):
             out += [f"--{key}", name]
@@ -302,7 +310,7 @@ def command(argv: Sequence[str], *, terminal: bool = True) -> list[str]:
     if options["no_wait"]:
         raise Usage("--no-wait is refused: with it pyinfra ends with 0 although a host failed")
     path = inventory_path(name)
-    words = one_by_one(words, options)
+    words = plain(words, options)
     if options["dry"]:
         words = without_yes(words)
         os.environ.pop("PYINFRA_YES", None)

@@ -206,6 +206,13 @@ def test_names_of_a_limit_are_handed_over_one_by_one(inventory: str) -> None:
     assert [words[at + 1] for at, word in enumerate(words) if word == "--limit"] == ["gpu1", "gpu2"]
 
 
+def test_a_recipe_is_found_from_where_it_was_typed(inventory: str) -> None:
+    program = "import os, sys; from tasks import cli; os.chdir(sys.argv[1]); print(cli.command(sys.argv[2:]))"
+    recipes = cli.INVENTORIES / "recipes"
+    done = python(program, str(recipes), "status", inventory, "--data", "recipe=rehearsal-cpu.toml")
+    assert f"'recipe={recipes}/rehearsal-cpu.toml'" in done.stdout
+
+
 def test_the_help_of_a_verb_is_ours() -> None:
     done = guard("site", "rehearsal", "--help")
     assert done.returncode == 0
