@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tasks import typed, verbs
 from tasks.checks.table import render_blocked
 from tasks.findings import fail, ok, skipped, warn
 from tasks.mistakes import Mistakes
+from tasks.plan import stop_host
 from tasks.recipe import load_recipe
 from tasks.record import Record
 from tasks.remote import Result
@@ -95,3 +98,48 @@ def test_uninstall_says_what_it_removes_before_it_does() -> None:
     assert "uninstall: stop and remove the service" in host.said
     assert "uninstall: remove the weights: /srv/rack/models/m" in host.said
     assert host.ran == [line for line in host.said if line.startswith("uninstall: ")]
+
+
+class Loud:
+    """A pyinfra host that keeps what is logged, and the state that hosts fail in."""
+
+    name = "h"
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.state = self
+        self.failed: set[Any] = set()
+
+    def log_styled(self, text: str, **more: Any) -> None:
+        self.said.append(text)
+
+    def fail_hosts(self, hosts: set[Any]) -> None:
+        self.failed |= hosts
+
+
+def test_logs_of_a_host_without_a_service_fail_and_say_how_to_get_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    host: Any = Loud()
+    absent = SimpleNamespace(installed=False)
+    plan = SimpleNamespace(host=host, name="h", services={"s": absent}, receipt=lambda step: None)
+    monkeypatch.setattr(verbs, "plan_for", lambda host, verb, preflight: plan)
+    verbs.logs(host)
+    assert host.said == ["no service is installed here", "Fix: rackwright site INVENTORY"]
+    assert host.failed == {host}
+
+
+def test_what_leaves_for_a_person_or_a_report_names_the_inventory_as_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(typed, "_typed", typed.Typed("mine.py", (("--data", "port=1"),)))
+    host: Any = Loud()
+    stop_host(host, host, "no\nFix: rackwright site INVENTORY")
+    assert host.said[-1] == "Fix: rackwright site mine.py --data port=1"
+    record = Record(tmp_path, "site", "h", {})
+    record.open()
+    record.note(findings=[{"fix": "rackwright start INVENTORY"}])
+    record.finish("fail", "rackwright status INVENTORY")
+    found = json.loads((tmp_path / "site.json").read_text("utf-8"))
+    assert found["why"] == "rackwright status mine.py --data port=1"
+    assert found["findings"][0]["fix"] == "rackwright start mine.py --data port=1"
