@@ -57,6 +57,7 @@ def state_section(layout: Layout, *, lib: str, model_dir: str, files: tuple[str,
         "broken-env": f"-e {quote(layout.env + '/.rackwright-installing')}",
         "broken-tools": f"-e {quote(layout.tools + '/.rackwright-installing')}",
         "key": f"-s {quote(layout.key_file)}",
+        "uninstalling": f"-e {quote(layout.run + '/uninstalling')}",
         "made-user": f"-f {quote(layout.run + '/made-user')}",
     }
     lines = [

@@ -16,6 +16,7 @@ from tasks.jobs import Job, Outcome, in_time, log_lines, run_job
 from tasks.plan import Plan, Stop
 from tasks.receipts import Artifact, Receipt
 from tasks.remote import LostHost, quote
+from tasks.state import HostState
 
 GONE = "rackwright was uninstalled on this host meanwhile\nFix: rackwright site INVENTORY"
 
@@ -69,10 +70,10 @@ def _step(work: Step) -> Any:
     executing = plan.host.state.is_executing
     if executing:
         plan.record.open()
-    ours = plan.state.ours
+    before = plan.state
     try:
         plan.fresh()
-        if executing and ours and not plan.state.ours:
+        if executing and uninstalled(before, plan.state):
             yield FunctionCommand(_fail, (work, GONE, []), {})
             return
         why = None if plan.failed else work.unchanged()
@@ -94,6 +95,12 @@ def _step(work: Step) -> Any:
         current_host.noop(why)
         return
     yield FunctionCommand(_run, (work,), {})
+
+
+def uninstalled(before: HostState, now: HostState) -> bool:
+    """Another controller has uninstalled the host since it was looked at, or begun to."""
+    begun = now.has("uninstalling") and not before.has("uninstalling")
+    return begun or (before.ours and not now.ours)
 
 
 def run_step(work: Step) -> None:

@@ -77,10 +77,12 @@ class Uninstall:
             raise StepFailed(
                 f"{layout.root} is not rackwright's (no .rackwright file in it)\nFix: correct root"
             )
-        abandon = quote(f"{layout.run}/promotion")
+        run, abandon = quote(layout.run), quote(f"{layout.run}/promotion")
         # a promotion and its guard would bring the safe mode back; what is told here is that nobody wants it
         self._sh(
-            f"[ ! -d {abandon} ] || : >{abandon}/abandoned; {self._cancel(f'{layout.jobs}/promote/')}",
+            # runs of other controllers see it, and end
+            f"[ ! -d {run} ] || : >{run}/uninstalling; [ ! -d {abandon} ] || : >{abandon}/abandoned;"
+            f" {self._cancel(f'{layout.jobs}/promote/')}",
             "end a promotion, if one runs",
             120,
         )

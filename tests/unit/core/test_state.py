@@ -5,9 +5,12 @@ from __future__ import annotations
 import hashlib
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from tasks import steps
 from tasks.receipts import Artifact, Receipt, parse_receipt
 from tasks.settings import Layout
 from tasks.state import HostState, parse_state, state_section
@@ -110,3 +113,42 @@ def test_what_a_unit_or_program_really_starts_is_read(layout: Layout) -> None:
     assert (fast.spec, fast.port, fast.model, fast.uid) == ("11bb", 8018, "m", None)
     assert "a b" in fast.argv
     assert found[str(broken)].port is None
+
+
+class Work:
+    """A step that would do something, on a host that changes while it is being looked at."""
+
+    name, label = "summary", "summary"
+
+    def __init__(self, before: HostState, now: HostState) -> None:
+        self.plan: Any = SimpleNamespace(
+            state=before,
+            failed=False,
+            host=SimpleNamespace(state=SimpleNamespace(is_executing=True)),
+            record=SimpleNamespace(open=lambda: None),
+            fresh=lambda: setattr(self.plan, "state", now),
+        )
+
+    def unchanged(self) -> str | None:
+        return None
+
+
+UNINSTALLING = frozenset({"uninstalling"})
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "ends"),
+    [
+        (HostState(ours=True), HostState(), True),
+        (HostState(ours=True), HostState(ours=True, flags=UNINSTALLING), True),
+        # broken off before this run began
+        (HostState(ours=True, flags=UNINSTALLING), HostState(ours=True, flags=UNINSTALLING), False),
+        (HostState(), HostState(ours=True), False),
+        (HostState(), HostState(), False),
+    ],
+)
+def test_a_run_ends_when_its_host_is_uninstalled_meanwhile(
+    before: HostState, now: HostState, ends: bool
+) -> None:
+    (command,) = steps._step._inner(work=Work(before, now))  # type: ignore[attr-defined]
+    assert (command.args[1:] == (steps.GONE, [])) is ends
