@@ -163,8 +163,10 @@ def test_while_a_promotion_runs_only_rollback_ends_it_and_it_does_so_at_once(ser
     served.fast_faults("never_ready")
     process = served.site.start("promote", "-y")
     wait_for(lambda: on_trial(served))
-    assert "attach to it with: rackwright promote" in served.run("status", rc=1)
-    for verb in ("stop", "restart"):
+    told = served.run("status", rc=1)
+    assert "attach to it with: rackwright promote" in told
+    assert "another mode is on trial since" in told and "start it with" not in told
+    for verb in ("stop", "restart", "accept", "bench"):
         assert "a promotion is running" in served.run(verb, rc=1)
     assert on_trial(served), "it goes on"
     served.run("rollback")

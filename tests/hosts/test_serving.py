@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 
 import pytest
+from machines import free_port
 from serving import PACE, ROOT, Served, ask, on_trial, provisioned, unchanged, wait_for
 
 
@@ -171,6 +172,78 @@ def test_a_stranger_on_the_port_is_named_before_the_start(served: Served) -> Non
         served.machine.run(f"pkill -f 'http.server {port}'")
 
 
+def test_a_stranger_of_another_user_is_not_taken_for_our_service_on_another_port(served: Served) -> None:
+    port, before = free_port(), served.pids()
+    server = f"python3 -m http.server {port} --bind 127.0.0.1"
+    served.machine.run(f"setsid runuser -u nobody -- {server} >/dev/null 2>&1 &")
+    try:
+        wait_for(lambda: ask(port, "any")[0] != 0)
+        for verb in ("preflight", "serve"):
+            output = served.run(verb, "--data", f"port={port}", rc=1)
+            assert "another program listens where the engine should" in output
+            assert "python3 (pid" in output or "a process of nobody" in output
+    finally:
+        served.machine.run(f"pkill -f 'http.server {port}'")
+    assert served.pids() == before and served.serves("eager"), "it was not stopped for that"
+
+
+def test_a_port_that_is_root_s_is_refused_before_anything_is_stopped(served: Served) -> None:
+    before = served.pids()
+    output = served.run("serve", "--data", "port=80", rc=1)
+    assert "may not listen on a port this low" in output
+    assert served.pids() == before
+
+
+def test_settings_that_do_not_come_up_leave_the_proven_service_as_it_was(served: Served) -> None:
+    served.machine.write("/srv/faults-new.json", '["dies_at_start"]')
+    text = served.recipe()
+    served.recipe(text + '[serve.modes.eager.env]\nSTANDIN_FAULT_FILE = "/srv/faults-new.json"\n')
+    output = served.run("serve", rc=1)
+    assert "rackwright-eager serves again as before" in output
+    assert served.serves("eager")
+    served.recipe(text)
+    before = served.pids()
+    assert unchanged(served.run("serve")), "its files are the old ones too"
+    assert served.pids() == before
+
+
+def test_other_settings_than_installed_are_told_at_once_by_start_restart_and_status(served: Served) -> None:
+    port = free_port()
+    told = f"installed with other settings (port {served.site.data['port']}, the inventory says {port})"
+    assert told in served.run("restart", "--data", f"port={port}", rc=1)
+    assert served.serves("eager"), "it was not stopped for that"
+    served.run("stop")
+    for verb in ("start", "status"):
+        output = served.run(verb, "--data", f"port={port}", rc=1)
+        assert told in output
+        assert "rackwright serve" in output
+    assert served.pids() == []
+
+
+def test_shared_memory_that_a_killed_engine_left_is_gone_after_its_restart(served: Served) -> None:
+    leak = (
+        "from multiprocessing import resource_tracker as t, shared_memory as s; import os;"
+        " m = s.SharedMemory(create=True, size=1 << 20); t.unregister(m._name, 'shared_memory');"
+        " print(m.name, flush=True); os.kill(os.getpid(), 9)"
+    )
+    leaked = served.machine.run(f'runuser -u rackwright -- python3 -c "{leak}"', check=False).stdout.strip()
+    path = f"/dev/shm/{leaked}"
+    served.machine.run(f"test -f {path} && touch -d '-5 minutes' {path}")
+    (before,) = served.pids()
+    served.machine.run(f"kill -9 {before}")
+    wait_for(lambda: served.pids() not in ([], [before]) and served.answers())
+    assert served.machine.run(f"test -e {path}", check=False).returncode == 1
+
+
+def test_an_acceptance_without_a_service_says_so_and_leaves_the_last_one_s_report(served: Served) -> None:
+    served.run("accept")
+    before = served.report("accept")
+    served.run("stop")
+    output = served.run("accept", rc=1)
+    assert "nothing serves here" in output and "rackwright start" in output
+    assert served.report("accept") == before
+
+
 def test_a_port_stolen_between_stop_and_start_is_named_with_its_thief(served: Served) -> None:
     port = served.site.data["port"]
     thief = f"""
@@ -223,7 +296,7 @@ def test_a_controller_that_was_killed_attaches_to_the_start_that_goes_on(served:
 def test_a_mode_that_does_not_start_leaves_the_proven_one_up(served: Served) -> None:
     served.fast_faults("dies_at_start")
     output = served.run("serve", "--data", "mode=optimized", rc=1)
-    assert "rackwright-eager is up again" in output
+    assert "rackwright-eager serves again as before" in output
     assert served.mode() == "eager"
     assert served.at_boot() == "eager"
 
@@ -376,8 +449,9 @@ def test_uninstall_amid_a_promotion_leaves_nothing_that_comes_back(served: Serve
     process = served.site.start("promote", "-y")
     wait_for(lambda: on_trial(served))
     served.run("uninstall")
-    process.communicate(timeout=600)
+    output, _ = process.communicate(timeout=600)
     assert process.returncode == 1
+    assert "cancelled on the host (uninstall)" in output
     at_work = "pgrep -f '[p]romotion.py|[s]upervisord -c' || :"
     wait_for(lambda: served.machine.run(at_work).stdout == "")
     assert served.engines() == []
