@@ -169,6 +169,7 @@ def explain(result: dict[str, Any]) -> tuple[str, str, list[str]]:
     cause = root_cause(log)
     fix = {
         "phase": "read the log lines above; if it is only slow, raise serve.phase_seconds in the recipe",
+        "silent": "see that no flag or variable of the recipe moves the engine to another port or address",
         "deadline": "read the log lines above; if it is only slow, raise serve.ready_seconds in the recipe",
         "slower": "tune the mode's flags in the recipe; serve.promote.margin says how much slower it may be",
         "acceptance": "read the evidence of the failed checks in the report",

@@ -183,14 +183,10 @@ class Timeline:
             self.mark, self.since = mark, now
         self.rows[-1][1] = now - self.began - sum(row[1] for row in self.rows[:-1])
 
-    def limit(self, phase: str) -> float:
-        """Seconds that a phase may take without progress."""
-        return self.limits.get(phase, 10**9)
-
     def overdue(self) -> str:
         """Why the present phase has taken too long, or ""."""
         phase = self.rows[-1][0] if self.rows else ""
-        stuck, limit = time.monotonic() - self.since, self.limit(phase)
+        stuck, limit = time.monotonic() - self.since, self.limits.get(phase, 10**9)
         return "%s made no progress for %d s" % (phase, stuck) if stuck > limit else ""
 
     def left(self) -> str:
@@ -283,7 +279,6 @@ def _await_token(service: Service, timeline: Timeline, say: Any, check: Any) -> 
     failures, down = 0, 0
     strange_since: float | None = None
     said = 0.0
-    silent_since: float | None = None
     crashed = False
     while True:
         check()
@@ -304,9 +299,6 @@ def _await_token(service: Service, timeline: Timeline, say: Any, check: Any) -> 
             if again["running"] and again["identity"] == seen:
                 return again, reading
         silent = reading.phase == "ready" and state["running"] and answer["stage"] == "closed"
-        silent_since = (silent_since or time.monotonic()) if silent else None
-        if silent_since and time.monotonic() - silent_since > min(SILENT_SECONDS, timeline.limit("ready")):
-            raise Failed("silent", "the engine says that it is ready, but %s" % answer["why"])
         # a rival that is still stopping may hold the port for a moment, so strangers must stay to count
         strange = answer["stage"] == "stranger"
         strange_since = (strange_since or time.monotonic()) if strange else None
@@ -340,8 +332,11 @@ def _await_token(service: Service, timeline: Timeline, say: Any, check: Any) -> 
                     ": " + answer["why"] if answer["why"] else "",
                 ),
             )
-        if timeline.overdue():
-            raise Failed("phase", timeline.overdue())
+        late = timeline.overdue()
+        if silent and (late or time.monotonic() - timeline.since > SILENT_SECONDS):
+            raise Failed("silent", "the engine says that it is ready, but %s" % answer["why"])
+        if late:
+            raise Failed("phase", late)
         if time.monotonic() - said >= SAY_SECONDS:
             said = time.monotonic()
             phase = "waiting to try again" if waits else reading.phase
