@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import http.client
 import json
+import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Callable, NamedTuple
 from urllib.parse import urlsplit
 
@@ -127,19 +127,35 @@ def send_all(
     client: Client, bodies: list[Any], concurrency: int, timeout: float, check: Callable[[], None]
 ) -> list[Answer]:
     """Send requests, so many at a time. `check` is called meanwhile; what it raises ends the waiting."""
-    pool = ThreadPoolExecutor(concurrency)
-    futures = [pool.submit(client.stream, body, timeout) for body in bodies]
+    answers: dict[int, Answer] = {}
+    faults: list[Exception] = []
+    left, turn, over = iter(enumerate(bodies)), threading.Lock(), threading.Event()
+
+    def work() -> None:
+        while not over.is_set():
+            with turn:
+                place, body = next(left, (-1, None))
+            if place < 0:
+                return
+            try:
+                answers[place] = client.stream(body, timeout)
+            except Exception as error:
+                faults.append(error)
+                return
+
+    # daemons: a program that ends does not wait for a request that hangs
+    workers = [threading.Thread(target=work, daemon=True) for _ in range(min(concurrency, len(bodies)))]
+    for worker in workers:
+        worker.start()
     try:
-        while not all(future.done() for future in futures):
+        while any(worker.is_alive() for worker in workers):
             check()
             time.sleep(0.02)
-    except BaseException:
-        for future in futures:
-            future.cancel()
-        raise
     finally:
-        pool.shutdown(wait=False)  # a request that hangs ends when its engine is stopped
-    return [future.result() for future in futures]
+        over.set()
+    if faults:
+        raise faults[0]
+    return [answers[place] for place in range(len(bodies))]
 
 
 def _says(delta: dict[str, Any]) -> bool:

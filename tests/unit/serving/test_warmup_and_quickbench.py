@@ -6,6 +6,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -105,6 +106,8 @@ def test_the_waiting_ends_when_the_caller_says_so_also_for_an_engine_that_hangs(
     with pytest.raises(KeyError, match="enough"):
         warm_up({**asked(standin, WARMUP), "timeout": 600}, check=check)
     assert time.monotonic() - began < 300, "the request's own deadline was not waited for"
+    held = [one for one in threading.enumerate() if one is not threading.main_thread() and not one.daemon]
+    assert held == [], "the program's end waits for no request either"
 
 
 @pytest.mark.slow
