@@ -27,24 +27,16 @@ def served(host: Served) -> Served:
     return host
 
 
-def only(kind: str, host: Served, request: pytest.FixtureRequest) -> Served:
-    """The host, served, if it is of this kind."""
-    if host.machine.kind != kind:
-        pytest.skip(f"about {kind} hosts")
-    served: Served = request.getfixturevalue("served")
+@pytest.fixture
+def container(served: Served) -> Served:
+    """The host without systemd: asked for by tests that are about that kind alone (see conftest)."""
     return served
 
 
 @pytest.fixture
-def container(host: Served, request: pytest.FixtureRequest) -> Served:
-    """The host without systemd."""
-    return only("container", host, request)
-
-
-@pytest.fixture
-def systemd(host: Served, request: pytest.FixtureRequest) -> Served:
-    """The host with systemd."""
-    return only("systemd", host, request)
+def systemd(served: Served) -> Served:
+    """The host with systemd, likewise."""
+    return served
 
 
 def test_a_killed_engine_comes_back(served: Served) -> None:
