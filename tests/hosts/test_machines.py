@@ -164,7 +164,8 @@ def test_dropped_sessions_end_and_what_they_started_lives_on(host: Machine, user
         assert session.stdout.readline() == "in\n"
         assert host.kill_ssh_sessions() >= 1
         _, said = session.communicate(timeout=10)
-    assert session.returncode == 255 and "closed by remote host" in said
+    # the client was reading, or it was writing
+    assert session.returncode == 255 and ("closed by remote host" in said or "Broken pipe" in said)
     assert host.run("pgrep -f '^sleep 986$'").stdout.strip()
 
 
