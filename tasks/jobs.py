@@ -220,14 +220,12 @@ def run_job(
     Lost connections are taken up again for ten minutes; the job goes on meanwhile.
     """
     began = clock()
-    word = "busy"  # another controller is starting the same job this very moment
-    while word == "busy":
+    while True:
         answer = remote.run(start_script(job, program), stdin=job.stdin or "\n", timeout=90)
         word, _, rest = answer.stdout.strip().partition(" ")
-        if word == "busy":
-            if clock() - began > BUSY_SECONDS:
-                break
-            sleep(0.5)
+        if word != "busy" or clock() - began > BUSY_SECONDS:
+            break
+        sleep(0.5)  # another controller is starting the same job this very moment
     if word == "other":
         return Outcome(
             False, 0, {}, "", f"another {job.name} job is running for other inputs ({rest[:12]}); wait for it"

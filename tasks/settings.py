@@ -118,7 +118,7 @@ class Settings(BaseModel):
     @classmethod
     def _not_the_system_s(cls, value: str | None) -> str | None:
         path = PurePosixPath(value or "/opt")
-        system = path.is_relative_to("/usr/local") is False and any(map(path.is_relative_to, SYSTEM_FOLDERS))
+        system = any(map(path.is_relative_to, SYSTEM_FOLDERS)) and not path.is_relative_to("/usr/local")
         if system or str(path) == "/":
             raise ValueError("belongs to the system; such as /opt/rackwright or a data disk instead")
         return value

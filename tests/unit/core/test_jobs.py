@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+from this_machine import Here
 
 from tasks.jobs import (
     Job,
@@ -220,17 +221,6 @@ def test_an_outcome_says_why_it_failed() -> None:
     assert (outcome_of(work, failed).ok, outcome_of(work, failed).seconds) == (False, 5)
     assert outcome_of(work, failed).result == {"error": {}}
     assert "died" in str(outcome_of(work, parse_status("state=dead")).why)
-
-
-class Here:
-    """This machine as a host."""
-
-    def run(self, script: str, *, stdin: str | None = None, timeout: float = 60) -> Result:
-        """Run it with sh."""
-        done = subprocess.run(
-            ["sh", "-c", script], input=stdin or "", capture_output=True, text=True, timeout=timeout
-        )
-        return Result(done.returncode, done.stdout, done.stderr)
 
 
 def test_a_start_that_another_controller_is_making_is_waited_for(tmp_path: Path) -> None:

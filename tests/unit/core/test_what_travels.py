@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
 from typing import cast
 
+from this_machine import Here
+
 from tasks.bundle import Bundle, bundle_for, ship
 from tasks.recipe import load_recipe
-from tasks.remote import Remote, Result
-
-
-class Here:
-    """This machine as a host."""
-
-    def run(self, script: str, *, stdin: str | None = None, timeout: float = 60) -> Result:
-        """Run it with sh."""
-        done = subprocess.run(
-            ["sh", "-c", script], input=stdin or "", capture_output=True, text=True, timeout=timeout
-        )
-        return Result(done.returncode, done.stdout, done.stderr)
+from tasks.remote import Remote
 
 
 def test_the_taught_weights_travel_only_where_they_are_written() -> None:
