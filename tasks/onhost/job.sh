@@ -5,8 +5,8 @@
 #   job.sh status DIR BYTES         prints state, the log's last BYTES and the result, as base64
 #   job.sh cancel DIR [WHY]         end the job's whole process group; who watches it is told why
 #
-# State in DIR: key, boot, pid, start (of that pid, so that a reused pid is not taken for ours),
-# started, ended, rc, cancelled (why), log (stderr of the work), result (its stdout), input (its stdin), session (proxies).
+# State in DIR: starter (who starts it now), key, boot, pid, start (of that pid, so that a reused pid is not taken
+# for ours), started, ended, rc, cancelled (why), log (stderr of the work), result (its stdout), input (its stdin), session (proxies).
 # A job is done only when rc exists; rc is written last, by rename. The room for rc, ended and result is
 # taken at the start, so that a job that fills the disk can still say so.
 set -u
@@ -18,10 +18,11 @@ boot_id() { cat /proc/sys/kernel/random/boot_id 2>/dev/null || echo unknown; }
 # Field 22 of stat, counted after the last ')' because the name may hold spaces (proc(5)).
 start_of() { sed 's/.*) //' "/proc/$1/stat" 2>/dev/null | cut -d' ' -f20; }
 
-alive() {
-    [ -f pid ] && [ "$(cat boot 2>/dev/null)" = "$(boot_id)" ] || return 1
-    p=$(cat pid) && [ -n "$p" ] && s=$(start_of "$p") && [ -n "$s" ] && [ "$s" = "$(cat start 2>/dev/null)" ]
-}
+# Whether the process BOOT PID START is still there.
+lives() { [ $# = 3 ] && [ "$1" = "$(boot_id)" ] && [ "$(start_of "$2")" = "$3" ]; }
+
+# shellcheck disable=SC2046  # three words
+alive() { lives $(cat boot pid start 2>/dev/null); }
 
 state() {
     if [ -f rc ]; then echo done; elif alive; then echo running
@@ -32,6 +33,8 @@ state() {
 case "$1" in
 run)
     cd "$2" || exit 1
+    # the start that was killed before this one wrote its pid may have been made anew
+    if alive; then exit 0; fi
     boot_id >boot
     start_of $$ >start
     echo $$ >pid.new && mv pid.new pid
@@ -47,12 +50,20 @@ run)
 start)
     dir=$2 key=$3 unit=${4:-}
     mkdir -p "$dir" && cd "$dir" || exit 1
-    # mkdir is the lock: two controllers at once start one job, not two.
-    if ! mkdir starting 2>/dev/null; then
-        if [ -n "$(find starting -maxdepth 0 -mmin +2 2>/dev/null)" ]; then rmdir starting; fi
-        why=$(mkdir starting 2>&1) || { [ -d starting ] && echo busy && exit 0; echo "$why" >&2; exit 1; }
+    # A start once begun is ended, also when nobody is left to read its answer: without a trap the shell would
+    # die of that (SIGPIPE) with its lock in place. The handler is not inherited, so the job has none.
+    trap : HUP INT PIPE TERM
+    # The lock is a link that names its holder: two controllers at once start one job, and who was killed, or
+    # has been stopped for two minutes, holds up nobody.
+    me="$(boot_id) $$ $(start_of $$)"
+    trap '[ "$(readlink "$dir/starter")" = "$me" ] && rm -f "$dir/starter"' EXIT
+    if ! ln -s "$me" starter 2>/dev/null; then
+        # shellcheck disable=SC2046  # three words
+        if ! lives $(readlink starter) || [ -n "$(find starter -maxdepth 0 -mmin +2 2>/dev/null)" ]; then
+            rm -f starter
+        fi
+        why=$(ln -s "$me" starter 2>&1) || { [ -L starter ] && echo busy && exit 0; echo "$why" >&2; exit 1; }
     fi
-    trap 'rmdir "$dir/starting" 2>/dev/null' EXIT
     old=$(cat key 2>/dev/null)
     case $(state) in
     running)

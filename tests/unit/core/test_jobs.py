@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -90,6 +91,37 @@ def test_a_failed_job_is_run_again_for_the_same_key(job: OnHost, tmp_path: Path)
     (tmp_path / "mended").touch()
     assert job.start("k1", command) == "started"
     job.wait(lambda state: state.state == "done" and state.rc == 0)
+
+
+def test_a_start_that_was_killed_holds_up_nobody(job: OnHost, tmp_path: Path) -> None:
+    job.folder.mkdir()
+    killed = subprocess.Popen(["sleep", "30"])
+    hold(job.folder, killed.pid)
+    assert job.start("k1", "true") == "busy"
+    killed.kill()
+    killed.wait()
+    assert job.start("k1", "true") == "started"
+    assert not (job.folder / "starter").is_symlink()
+    assert job.wait(lambda state: state.state == "done").rc == 0
+
+
+def test_a_start_whose_controller_died_ends_all_the_same(job: OnHost, tmp_path: Path) -> None:
+    job.folder.mkdir()
+    (job.folder / "command.new").write_text(f"echo x >> {tmp_path}/count; exec sleep 30")
+    (job.folder / "input.new").write_text("")
+    start = ["sh", JOB_SH, "start", str(job.folder), "k1"]
+    orphan = subprocess.Popen(start, stdout=subprocess.PIPE)
+    assert orphan.stdout is not None
+    orphan.stdout.close()
+    job.wait(lambda state: state.key == "k1")
+    orphan.send_signal(signal.SIGHUP)
+    orphan.wait(timeout=30)
+    try:
+        assert not (job.folder / "starter").is_symlink()
+        assert job.start("k1", "exit 1") == "attached"
+        assert (tmp_path / "count").read_text() == "x\n"
+    finally:
+        job.cancel()
 
 
 def test_the_same_key_attaches_and_another_is_refused_while_it_runs(job: OnHost) -> None:
@@ -223,15 +255,23 @@ def test_an_outcome_says_why_it_failed() -> None:
     assert "died" in str(outcome_of(work, parse_status("state=dead")).why)
 
 
+def hold(folder: Path, pid: int) -> None:
+    """Leave a job's folder as it is while this process starts the job."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    since = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19]
+    (folder / "starter").symlink_to(f"{boot} {pid} {since}")
+
+
 def test_a_start_that_another_controller_is_making_is_waited_for(tmp_path: Path) -> None:
     folder = tmp_path / "job"
-    (folder / "starting").mkdir(parents=True)
+    folder.mkdir()
+    hold(folder, os.getpid())
     waits: list[float] = []
 
     def sleep(seconds: float) -> None:
         waits.append(seconds)
         if len(waits) == 3:
-            (folder / "starting").rmdir()
+            (folder / "starter").unlink()
 
     wanted = Job("build", str(folder), "k1", ("echo", '{"a": 1}'))
     outcome = run_job(cast(Remote, Here()), JOB_SH, wanted, lambda text: None, sleep=sleep)
@@ -239,7 +279,7 @@ def test_a_start_that_another_controller_is_making_is_waited_for(tmp_path: Path)
 
 
 def test_a_start_that_never_ends_is_told(tmp_path: Path) -> None:
-    (tmp_path / "starting").mkdir()
+    hold(tmp_path, os.getpid())
     clock = [0.0]
 
     def sleep(seconds: float) -> None:
