@@ -11,7 +11,7 @@ from tasks.failures import recognise, root_cause
 from tasks.installed import differences
 from tasks.jobs import JobState, in_time, last_progress
 from tasks.jobs import status as job_status
-from tasks.launch import LaunchSpec
+from tasks.launch import SYSTEM_PATH, LaunchSpec
 from tasks.onhost.startup_log import COMPILES, START, read, this_start, tidy
 from tasks.plan import Plan
 from tasks.proven import boot_mode, proof_of, proven_mode
@@ -43,7 +43,8 @@ def look_script(plan: Plan, spec: LaunchSpec) -> tuple[str, str]:
     count = f"/{_START_WORDS}/ {{ n = 0 }} /{COMPILES.pattern}/ {{ n++ }} END {{ print n + 0 }}"
     return (
         f"{script}; echo; echo {_MARK}gpu;"
-        f" timeout 15 nvidia-smi --query-gpu={_GPU} --format=csv,noheader,nounits 2>/dev/null </dev/null;"
+        f" PATH=$PATH:{SYSTEM_PATH} timeout 15 nvidia-smi --query-gpu={_GPU}"
+        f" --format=csv,noheader,nounits 2>/dev/null </dev/null;"
         f" echo {_MARK}starts; cat {quote(history_path(plan, spec.mode))} 2>/dev/null </dev/null;"
         f" echo; echo {_MARK}compiles; {{ {log_script(plan, spec, _LOG_LINES)}; }} 2>/dev/null </dev/null"
         f" | LC_ALL=C awk {quote(count)}",

@@ -319,11 +319,12 @@ case "$*" in *index,memory.used,memory.total*) echo "0, 81920, 97887"; echo "1, 
 
 
 def test_status_tells_mode_proof_pins_memory_and_start_times(served: Served) -> None:
-    served.machine.write("/usr/local/bin/nvidia-smi", NVIDIA_SMI, mode="755")
+    # where containers have it (tests/fixtures/gpu-rehearsal), and no session's PATH
+    served.machine.write("/usr/local/nvidia/bin/nvidia-smi", NVIDIA_SMI, mode="755")
     try:
         output = served.run("status")
     finally:
-        served.machine.run("rm /usr/local/bin/nvidia-smi")
+        served.machine.run("rm -r /usr/local/nvidia")
     for words in (
         "ready: a token came out",
         "eager; after a reboot: eager",
