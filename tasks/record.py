@@ -1,6 +1,7 @@
 """The evidence of one run on one host, kept on the controller and rewritten after every step.
 
-A run that stops anywhere (failure, Ctrl-C, a dead controller) has already left its report.
+A run that stops anywhere (failure, Ctrl-C, a dead controller) has already left its report. The document is
+written at every change; the page when work begins or ends, else every two seconds, and at the end.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import atexit
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,9 @@ from tasks import __version__
 from tasks.report import write_index, write_report
 from tasks.report_view import page_name
 from tasks.typed import filled, filled_in
+
+# A page takes ten times as long as its document, and a run with nothing to do has many words and little time.
+PAGE_SECONDS = 2
 
 _indexes: set[Path] = set()
 
@@ -52,6 +57,8 @@ class Record:
         self._began = time.monotonic()
         self._steps: dict[str, dict[str, Any]] = {}
         self._writes = False
+        self._page_at: float | None = None
+        self._page_is_old = False
         self.evidence: dict[str, Any] = {
             "schema": 1,
             "tool": f"rackwright {__version__}",
@@ -85,7 +92,7 @@ class Record:
             step["status"] in ("done", "unchanged") for step in self._steps.values()
         ):
             self.evidence["verdict"] = "pass"
-        self._write()
+        self._write(page=status != "unchanged")
 
     def note(self, **fields: Any) -> None:
         """Set fields of the document."""
@@ -97,12 +104,25 @@ class Record:
         for step in self._steps.values():
             if step["status"] in ("pending", "running"):
                 step["status"] = "skipped" if step["status"] == "pending" else "failed"
-        self.note(verdict=verdict, why=why)
+        self.evidence.update(verdict=verdict, why=why)
+        self._write(page=True)
         if self._writes:
             _index_at_end(self._folder.parent)
 
-    def _write(self) -> None:
+    def _write(self, *, page: bool = False) -> None:
         self.evidence["steps"] = list(self._steps.values())
-        self.evidence["seconds"] = round(time.monotonic() - self._began, 1)
-        if self._writes:
-            _write(write_report, self._folder, filled_in(self.evidence))
+        now = time.monotonic()
+        self.evidence["seconds"] = round(now - self._began, 1)
+        if not self._writes:
+            return
+        if self._page_at is None:
+            atexit.register(self._last_page)
+        page = page or self._page_at is None or now - self._page_at >= PAGE_SECONDS
+        self._page_is_old = not page
+        if page:
+            self._page_at = now
+        _write(partial(write_report, page=page), self._folder, filled_in(self.evidence))
+
+    def _last_page(self) -> None:
+        if self._page_is_old:
+            self._write(page=True)

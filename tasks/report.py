@@ -54,8 +54,10 @@ _TONES = {
 }
 
 
-def write_report(folder: Path, evidence: Mapping[str, Any], secrets: Iterable[str] = ()) -> None:
-    """Write `<folder>/<verb>.json` and its page, each atomically; makes the folder.
+def write_report(
+    folder: Path, evidence: Mapping[str, Any], secrets: Iterable[str] = (), *, page: bool = True
+) -> None:
+    """Write `<folder>/<verb>.json` and (`page`) what people read, each atomically; makes the folder.
 
     The page of `site` is `index.html`; another verb's does not replace it: it is `<verb>.html`. When a
     benchmark or a promotion is over, the page of `site` is written anew, with it.
@@ -67,6 +69,8 @@ def write_report(folder: Path, evidence: Mapping[str, Any], secrets: Iterable[st
     folder.mkdir(parents=True, exist_ok=True)
     name = json_name(clean)
     _replace(folder / name, json.dumps(clean, indent=1, ensure_ascii=False) + "\n")
+    if not page:
+        return
     beside = _beside(folder, name)
     _replace(folder / page_name(name), _host_page(_whole(clean, beside), beside))
     site = beside.get("site.json")
