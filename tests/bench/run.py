@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import operator
+import os
 import sys
 import time
 import traceback
@@ -52,6 +53,8 @@ def main() -> int:
     there = sorted(path.stem for path in HERE.glob("*.py") if "def figures(" in path.read_text("utf-8"))
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("module", nargs="*", choices=[*there, []], help=", ".join(there))
+    # people keep compiled modules; where this is set, ours would be compiled at every start, and others not
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     missed, rows = 0, [("figure", "value", "budget", "")]
     for name in parser.parse_args().module or there:
         print(f"{name} ...", file=sys.stderr, flush=True)
