@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import json
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,9 @@ from tasks.remote import LostHost, Remote, quote, write_file
 
 HEARTBEAT_SECONDS = 10
 SHOW_SECONDS = 5
+# What a rate is measured over, and how much of it an estimate needs: connections come up to speed slowly.
+RATE_SECONDS = 60
+ESTIMATE_SECONDS = 10
 LOST_SECONDS = 600
 BUSY_SECONDS = 20
 LOG_BYTES = 4000
@@ -164,24 +168,29 @@ class Meter:
 
     def __init__(self) -> None:
         self._phase = ""
-        self._first: tuple[float, float] = (0, 0)
+        self._seen: deque[tuple[float, float]] = deque()
 
     def line(self, progress: Progress, clock: float) -> str:
         """What to show; `clock` in seconds, from any steady origin."""
         if progress.phase != self._phase:
-            self._phase, self._first = progress.phase, (clock, progress.done)
+            self._phase = progress.phase
+            self._seen.clear()
+        self._seen.append((clock, progress.done))
+        # of those older than the window the newest stays: it is where the window begins
+        while len(self._seen) > 2 and clock - self._seen[1][0] >= RATE_SECONDS:
+            self._seen.popleft()
         parts = [progress.phase]
         if progress.total > 0:
             parts.append(f"{min(100, 100 * progress.done / progress.total):.0f} %")
             unit = "" if progress.unit == "bytes" else f" {progress.unit}"
             done, total = in_units(progress.done, progress.unit), in_units(progress.total, progress.unit)
             parts.append(f"{done} of {total}{unit}")
-        spent, made = clock - self._first[0], progress.done - self._first[1]
+        spent, made = clock - self._seen[0][0], progress.done - self._seen[0][1]
         if spent >= SHOW_SECONDS and made > 0:
             rate = made / spent
             if progress.unit == "bytes":
                 parts.append(f"{in_units(rate, 'bytes')}/s")
-            if progress.total > progress.done:
+            if progress.total > progress.done and spent >= ESTIMATE_SECONDS:
                 parts.append(f"{in_time((progress.total - progress.done) / rate)} left")
         if progress.note:
             parts.append(progress.note)

@@ -56,7 +56,10 @@ start)
     # The lock is a link that names its holder: two controllers at once start one job, and who was killed, or
     # has been stopped for two minutes, holds up nobody.
     me="$(boot_id) $$ $(start_of $$)"
-    trap '[ "$(readlink "$dir/starter")" = "$me" ] && rm -f "$dir/starter"' EXIT
+    release() { [ "$(readlink "$dir/starter")" = "$me" ] && rm -f "$dir/starter"; }
+    # The lock goes first: a signal that meets dash in its EXIT trap can end the trap (seen with 0.5.12).
+    answer() { release; trap - EXIT; echo "$1"; }
+    trap release EXIT
     if ! ln -s "$me" starter 2>/dev/null; then
         # shellcheck disable=SC2046  # three words
         if ! lives $(readlink starter) || [ -n "$(find starter -maxdepth 0 -mmin +2 2>/dev/null)" ]; then
@@ -67,10 +70,10 @@ start)
     old=$(cat key 2>/dev/null)
     case $(state) in
     running)
-        if [ "$old" = "$key" ]; then echo attached; else echo "other $old"; fi
+        if [ "$old" = "$key" ]; then answer attached; else answer "other $old"; fi
         exit 0 ;;
     done)
-        if [ "$old" = "$key" ] && [ "$(tr -d ' ' <rc)" = 0 ] && [ ! -f again ]; then echo done; exit 0; fi ;;
+        if [ "$old" = "$key" ] && [ "$(tr -d ' ' <rc)" = 0 ] && [ ! -f again ]; then answer done; exit 0; fi ;;
     esac
     if [ -f command.new ]; then mv -f command.new command; mv -f input.new input; fi
     rm -f rc ended pid boot start again result cancelled
@@ -95,7 +98,7 @@ start)
     i=0
     while [ ! -f pid ] && [ ! -f rc ] && [ $i -lt 100 ]; do sleep 0.1; i=$((i + 1)); done
     [ -f pid ] || { echo "did not start: $(tail -n 3 log)" >&2; exit 1; }
-    echo started
+    answer started
     ;;
 status)
     cd "$2" 2>/dev/null || { echo "state=absent"; exit 0; }

@@ -237,7 +237,19 @@ def test_progress_is_the_newest_whole_line() -> None:
 def test_the_meter_gives_rate_and_rest_after_some_seconds() -> None:
     meter = Meter()
     assert meter.line(Progress("get", 0, 1e9, "bytes", ""), 0) == "get · 0 % · 0 B of 1 GB"
+    assert meter.line(Progress("get", 1e8, 1e9, "bytes", ""), 5).endswith("1 GB · 20 MB/s")
     assert "50 MB/s · 10 s left" in meter.line(Progress("get", 5e8, 1e9, "bytes", ""), 10)
+
+
+def test_the_rate_is_that_of_the_last_minute() -> None:
+    meter, size = Meter(), 1e12
+    for second in range(0, 600, 2):
+        meter.line(Progress("get", 1e8 * second, size, "bytes", ""), second)
+    for second in range(600, 720, 2):
+        line = meter.line(Progress("get", 6e10 + 1e6 * (second - 600), size, "bytes", ""), second)
+    assert "1 MB/s" in line
+    line = meter.line(Progress("verify", 0, 10, "files", ""), 720)
+    assert line == "verify · 0 % · 0 of 10 files", "another phase has a rate of its own"
 
 
 @pytest.mark.parametrize(("seconds", "words"), [(9, "9 s"), (190, "3 min 10 s"), (7500, "2 h 5 min")])
