@@ -10,6 +10,7 @@ from tasks.launch import LaunchSpec
 from tasks.paths import ONHOST
 from tasks.plan import Plan
 from tasks.proven import counts, keep_proof
+from tasks.recipe import Flag
 from tasks.service import refuse_unless_serving
 from tasks.steps import Done, StepFailed, job, onhost, python_of
 
@@ -45,6 +46,7 @@ class Acceptance:
         plan = self.plan
         return [
             digest_of_file(ONHOST / "accept.py"),
+            digest_of_file(ONHOST / "ready.py"),
             self.profile,
             plan.recipe.acceptance.model_dump(),
             spec.digest,
@@ -100,6 +102,7 @@ def acceptance_request(plan: Plan, spec: LaunchSpec, pid: int | None) -> dict[st
     # the supervisor's making, so there `ready.py` asks Docker whose they are
     known = pid is not None and plan.route != "docker"
     identity = {"root": plan.model_dir, **({"pid": pid} if known else {})}
+    length = flags.get("max-model-len")
     return {
         "base_url": spec.base_url,
         "model": spec.model_name,
@@ -108,10 +111,17 @@ def acceptance_request(plan: Plan, spec: LaunchSpec, pid: int | None) -> dict[st
         "knowledge": recipe.acceptance.knowledge,
         "skip": recipe.acceptance.skip,
         "expect": {
-            "max_model_len": flags.get("max-model-len"),
-            "prefix_caching": True,
+            # "auto" and "128k" are the engine's to count out
+            "max_model_len": length if isinstance(length, int) and length > 0 else None,
             "speculative": "speculative-config" in flags,
             "key_required": spec.key_file is not None,
             "identity": identity,
+            **prefix_caching(flags),
         },
     }
+
+
+def prefix_caching(flags: dict[str, Flag]) -> dict[str, bool]:
+    """Whether the engine's flags turn prefix caching on or off; nothing where they leave it to the engine."""
+    told = [name for name in flags if name.removeprefix("no-") == "enable-prefix-caching"]
+    return {"prefix_caching": told[-1] == "enable-prefix-caching"} if told else {}  # the last one counts
