@@ -26,6 +26,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import http.client
+import importlib
 import json
 import math
 import os
@@ -62,6 +63,7 @@ IDENTITY_KEYS = {
 }
 MOST_BYTES = 16 * 1024 * 1024  # of one answer; more is a flood
 MOST_CALLS = 128  # in one answer
+MOST_LOOKS = 20  # at a gauge, until it shows a request that runs
 RANDOM = "the checkpoint has random weights"
 
 
@@ -867,11 +869,15 @@ def identity(run: Run) -> str:
             run.fail("the engine's version is %r, the receipt says %r" % (version, wanted["version"]))
         agreed.append("version")
     if "pid" in wanted:
-        owners = listeners(run.client.port)
-        if owners and not any(is_within(pid, int(wanted["pid"])) for pid in owners):
+        ready = neighbour()
+        sockets = ready.listening(run.client.port, run.client.host) if ready else {}
+        owners = ready.holders(set(sockets)) if sockets else {}
+        # not only one of ours among them: with SO_REUSEPORT every owner answers some of the requests
+        others = [pid for pid in owners if not ready.is_within(pid, int(wanted["pid"]))]
+        if others:
             run.fail(
                 "port %d belongs to process %s, the receipt says %s"
-                % (run.client.port, owners, wanted["pid"])
+                % (run.client.port, ", ".join(map(str, others)), wanted["pid"])
             )
         agreed += ["pid"] if owners else []
     if "started_after" in wanted:
@@ -895,49 +901,15 @@ def same_version(said: str, wanted: str) -> bool:
     return said.split("+")[0] == wanted.split("+")[0]
 
 
-def listeners(port: int) -> list[int]:
-    """Processes that listen on a TCP port, from /proc; empty where that cannot be seen."""
-    inodes = set()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        try:
-            with open(table, encoding="ascii") as file:
-                rows = [line.split() for line in file.readlines()[1:]]
-        except OSError:
-            continue
-        inodes |= {r[9] for r in rows if r[3] == "0A" and int(r[1].rsplit(":", 1)[1], 16) == port}
-    owners = []
-    sockets = {"socket:[%s]" % inode for inode in inodes}
-    for pid in filter(str.isdigit, os.listdir("/proc") if inodes else []):
-        if any(link in sockets for link in open_files(pid)):
-            owners.append(int(pid))
-    return owners
-
-
-def open_files(pid: str) -> Iterator[str]:
-    """What a process has open; nothing where it may not be seen."""
-    folder = "/proc/%s/fd" % pid
+def neighbour() -> Any:
+    """`ready.py`, which knows whose a port is; None where this file was copied without it."""
+    folder = os.path.dirname(os.path.abspath(__file__))
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
     try:
-        names = os.listdir(folder)
-    except OSError:
-        return
-    for name in names:
-        try:
-            yield os.readlink(os.path.join(folder, name))
-        except OSError:  # closed in the meantime
-            continue
-
-
-def is_within(pid: int, root: int) -> bool:
-    """Whether `pid` is `root` or descends from it."""
-    for _ in range(32):
-        if pid == root:
-            return True
-        try:
-            with open("/proc/%d/stat" % pid, encoding="utf-8", errors="replace") as file:
-                pid = int(file.read().rsplit(")", 1)[1].split()[1])
-        except (OSError, ValueError, IndexError):
-            return False
-    return False
+        return importlib.import_module("ready")
+    except ImportError:
+        return None
 
 
 @check("guard.idle", limit=40, since="smoke")
@@ -951,6 +923,8 @@ def idle(run: Run) -> str:
     before = run.metrics()
     if before.get("generated") is None:
         raise Skipped("the server exports no token counters")
+    if run.answers and not before.get("generated"):
+        raise Skipped("the token counters do not move with answers either")
     window = {"smoke": 1.0, "standard": 3.0, "deep": 10.0}[run.parameters.profile] * run.parameters.patience
     end = time.monotonic() + window
     while time.monotonic() < end:
@@ -1521,12 +1495,14 @@ def hangup(run: Run) -> str:
         for _, line in lines:
             if line.startswith(b"data:"):
                 seen.append(run.metrics().get("running") or 0)
-                if len(seen) == 2:
+                if (len(seen) >= 2 and max(seen) > resting) or len(seen) == MOST_LOOKS:
                     return
 
     exchange = run.client.send("POST", "/v1/chat/completions", body, seconds=40, each_line=leave_early)
     if len(seen) < 2:
         run.fail("no stream came: %s" % (exchange.error or exchange.status), exchange)
+    if max(seen) <= resting:
+        raise Skipped("the number of running requests (%d) does not show the one that ran" % resting)
     left = time.monotonic()
     after = run.metrics_when(lambda page: (page.get("running") or 0) <= resting, 15.0)
     run.figures.update(running_before_leaving=max(seen), seconds_to_rest=round(time.monotonic() - left, 2))

@@ -12,15 +12,19 @@ Python >= 3.8.
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
-from typing import Any, Iterator
+from typing import Any, Iterator, Union
 from urllib.parse import urlsplit
+
+Address = Union[ipaddress.IPv4Address, ipaddress.IPv6Address]
 
 
 def call(url: str, body: Any, key: str | None, timeout: float) -> Any:
@@ -47,7 +51,8 @@ def _look(request: dict[str, Any]) -> dict[str, Any]:
     base, model, timeout = request["base_url"], request["model"], float(request.get("timeout", 60))
     port = urlsplit(base).port or 80
     if request.get("pid"):
-        others = strangers(port, int(request["pid"]), request.get("container"))
+        host = urlsplit(base).hostname
+        others = strangers(port, int(request["pid"]), request.get("container"), host)
         if others:
             return _no("stranger", "port %d is taken by %s" % (port, " and ".join(others)))
     key = None
@@ -92,30 +97,38 @@ def _no(stage: str, why: str) -> dict[str, Any]:
 # --- whose port ---
 
 
-def strangers(port: int, pid: int, container: str | None = None) -> list[str]:
+def strangers(port: int, pid: int, container: str | None = None, host: str | None = None) -> list[str]:
     """Processes that listen on the port and are not `pid` or of its making; [] where that cannot be seen.
 
-    Without the right to look into other users' processes (most containers), the socket's user must do.
+    One of ours beside them clears nobody: with SO_REUSEPORT, which vLLM sets, the kernel deals connections
+    out to all of them. With `host`, only sockets count that take connections to it. Without the right to
+    look into other users' processes (most containers), the socket's user must do.
     """
-    sockets = listening(port)
-    owners = holders(set(sockets))
-    if any(is_within(owner, pid) for owner in owners):
-        return []
-    inside = container_pid(container) if container and sockets else None
-    if inside and (not owners or any(is_within(owner, inside) for owner in owners)):
-        return []
-    if owners or not sockets:
-        return ["process %d (%s)" % (owner, command_of(owner)) for owner in owners]
+    sockets = listening(port, host)
+    held = holders(set(sockets))
+    others = [owner for owner in held if not is_within(owner, pid)]
+    unseen = set(sockets).difference(*held.values())
+    if (others or unseen) and container:
+        inside = container_pid(container)
+        if inside:
+            others = [owner for owner in others if not is_within(owner, inside)]
+            unseen = set()
+    told = ["process %d (%s)" % (owner, command_of(owner)) for owner in others]
     try:
         user = os.stat("/proc/%d" % pid).st_uid
     except OSError:
-        return []
-    others = sorted(set(sockets.values()) - {user}) if user not in sockets.values() else []
-    return ["a process of user %d" % other for other in others]
+        return told
+    users = {sockets[name] for name in unseen} - {user}
+    return told + ["a process of user %d" % other for other in sorted(users)]
 
 
-def listening(port: int) -> dict[str, int]:
-    """Sockets that listen on a TCP port, with the user of each (Linux, proc(5))."""
+def listening(port: int, host: str | None = None) -> dict[str, int]:
+    """Sockets that listen on a TCP port, with the user of each (Linux, proc(5)).
+
+    With `host`, those on one of its addresses or on all addresses.
+    """
+    asked = addresses(host) if host else set()
+    anywhere = not asked or any(address.is_unspecified for address in asked)
     found = {}
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:
@@ -124,16 +137,42 @@ def listening(port: int) -> dict[str, int]:
         except OSError:
             continue
         for row in rows:
-            if row[3] == "0A" and int(row[1].rsplit(":", 1)[1], 16) == port:
+            address, _, number = row[1].rpartition(":")
+            if row[3] != "0A" or int(number, 16) != port:
+                continue
+            at = bound(address)
+            if anywhere or at.is_unspecified or at in asked:
                 found["socket:[%s]" % row[9]] = int(row[7])
     return found
 
 
-def holders(sockets: set[str]) -> list[int]:
-    """Processes that have one of these sockets open, as far as they may be looked into."""
+def addresses(host: str) -> set[Address]:
+    """What a name or an address means here; empty where nobody knows it."""
+    try:
+        found = socket.getaddrinfo(host, None, proto=socket.IPPROTO_TCP)
+    except OSError:
+        return set()
+    return {plain(str(one[4][0]).split("%")[0]) for one in found}
+
+
+def bound(words: str) -> Address:
+    """An address of /proc/net/tcp: words of 32 bits in the machine's byte order, in hexadecimal."""
+    each = [int(words[at : at + 8], 16) for at in range(0, len(words), 8)]
+    return plain(b"".join(one.to_bytes(4, sys.byteorder) for one in each))
+
+
+def plain(address: str | bytes) -> Address:
+    """An address, and that of IPv4 where it is mapped into IPv6."""
+    found = ipaddress.ip_address(address)
+    return getattr(found, "ipv4_mapped", None) or found
+
+
+def holders(sockets: set[str]) -> dict[int, set[str]]:
+    """Processes that have some of these sockets open, as far as they may be looked into, and which."""
     if not sockets:
-        return []
-    return [int(pid) for pid in filter(str.isdigit, os.listdir("/proc")) if sockets.intersection(_open(pid))]
+        return {}
+    found = {int(pid): sockets.intersection(_open(pid)) for pid in os.listdir("/proc") if pid.isdigit()}
+    return {pid: held for pid, held in found.items() if held}
 
 
 def _open(pid: str) -> Iterator[str]:
@@ -149,9 +188,9 @@ def _open(pid: str) -> Iterator[str]:
 
 
 def is_within(pid: int, root: int) -> bool:
-    """Whether `pid` is `root`, descends from it, or is of its process group."""
+    """Whether `pid` is `root`, descends from it, or is of the process group that it leads."""
     try:
-        if os.getpgid(pid) == os.getpgid(root):
+        if os.getpgid(pid) == root:
             return True
     except OSError:
         pass

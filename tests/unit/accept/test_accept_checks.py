@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
-from accept_bench import FULL, KEY, MODEL, Bench, accept, engine
+from accept_bench import ACCEPT, FULL, KEY, MODEL, Bench, accept, engine
 
 IDS = [one.id for one in accept.CHECKS]
 SEMANTIC = [one.id for one in accept.CHECKS if one.needs_knowledge]
@@ -138,7 +142,9 @@ AFTER = {"content.markup", "guard.model", "engine.preemptions", "engine.kv_trans
 
 @pytest.mark.parametrize(("fault", "check", "said"), FAILING)
 def test_a_fault_makes_its_check_fail(bench: Bench, fault: str, check: str, said: str) -> None:
-    one = bench.serve([fault], *FULL, key=KEY)
+    # an answer that fits the socket's buffer is over before anybody can hang up
+    faults = [fault, "slow=0.002"] if check == "error.hangup" else [fault]
+    one = bench.serve(faults, *FULL, key=KEY)
     values: dict[str, Any] = {"key": KEY, "expect": {"log": str(bench.folder / "engine.log")}}
     if said == "no whole answer in":
         values["patience"] = 0.004  # the time limit is what ends these
@@ -166,6 +172,51 @@ def test_an_old_server_on_the_port_is_not_taken_for_the_new_one(
     verdict, summary = bench.verdict(bench.serve(), "guard.identity", expect={"identity": identity})
     assert verdict == "fail"
     assert said in summary
+
+
+def test_the_right_process_does_not_clear_another_one_on_the_same_port(bench: Bench) -> None:
+    one = bench.serve()
+    one.server.socket.set_inheritable(True)
+    words = "import time; print(1, flush=True); time.sleep(60)"
+    with subprocess.Popen(
+        [sys.executable, "-c", words], stdout=subprocess.PIPE, close_fds=False, start_new_session=True
+    ) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        try:
+            found = bench.verdict(one, "guard.identity", expect={"identity": {"pid": holder.pid}})
+        finally:
+            holder.kill()
+    port = one.url.rsplit(":", 1)[1]
+    assert found == ("fail", f"port {port} belongs to process {os.getpid()}, the receipt says {holder.pid}")
+
+
+def test_a_gauge_that_never_moves_proves_nothing_of_requests_that_are_left(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stuck = property(lambda self: 0, lambda self, value: None)
+    monkeypatch.setattr(engine.Metrics, "running", stuck, raising=False)
+    verdict, summary = bench.verdict(bench.serve(["hangup_leaks"]), "error.hangup")
+    assert (verdict, "does not show the one that ran" in summary) == ("skipped", True)
+
+
+def test_counters_that_no_answer_moves_prove_nothing_of_an_idle_server(bench: Bench) -> None:
+    one = bench.serve(["frozen_counters"])
+    verdict, summary = bench.verdict(one, "guard.idle", first=["guard.first_request"])
+    assert (verdict, "do not move with answers" in summary) == ("skipped", True)
+
+
+def test_whose_the_port_is_stays_open_where_the_program_was_copied_alone(
+    bench: Bench, tmp_path: Path
+) -> None:
+    alone = tmp_path / "accept.py"
+    alone.write_text(ACCEPT.read_text("utf-8"), "utf-8")
+    expect = json.dumps({"identity": {"pid": 1}})
+    argv = ["--base-url", bench.serve().url, "--model", MODEL, "--checks", "guard.identity"]
+    done = subprocess.run(
+        [sys.executable, "-I", str(alone), *argv, "--expect", expect], capture_output=True, text=True
+    )
+    assert "skipped: nothing of the identity could be read here: pid" in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize(("faults", "verdict"), [((), "pass"), (("compiles_late",), "fail")])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from typing import Any
 
 import pytest
@@ -197,16 +195,3 @@ def test_the_agents_preamble_has_forty_tools_of_different_names() -> None:
 def test_recorded_pages_are_listed_with_their_source() -> None:
     index = (PAGES / "INDEX.md").read_text(encoding="utf-8")
     assert [f.name for f in PAGES.glob("*.txt") if f.name not in index] == []
-
-
-def test_a_process_descends_from_its_parent_and_not_from_a_stranger() -> None:
-    assert accept.is_within(os.getpid(), os.getppid())
-    assert not accept.is_within(os.getppid(), os.getpid())
-    assert not accept.is_within(os.getpid(), 999_999_999)
-
-
-def test_the_listener_of_a_port_is_found() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        assert accept.listeners(port) == [os.getpid()]
-    assert accept.listeners(port) == []

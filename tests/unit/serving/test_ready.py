@@ -9,7 +9,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,32 @@ def engine(new_engine: NewEngine) -> EngineBench:
     made = new_engine()
     subprocess.run(["sh", "-c", made.start_script], check=True, env={**os.environ, "VLLM_API_KEY": "right"})
     return made
+
+
+def sharing(host: str, port: int) -> socket.socket:
+    """A socket that listens as vLLM's does: another with the same flag may share its port."""
+    one = socket.socket()
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    one.bind((host, port))
+    one.listen()
+    return one
+
+
+@contextmanager
+def sharer(host: str, port: int) -> Iterator[int]:
+    """Another process that listens there too; its id."""
+    words = (
+        "import socket, time; one = socket.socket();"
+        "one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1);"
+        f"one.bind(({host!r}, {port})); one.listen(); print(1, flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", words], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        try:
+            yield process.pid
+        finally:
+            process.kill()
 
 
 def look(engine: EngineBench, **more: Any) -> dict[str, Any]:
@@ -81,14 +108,76 @@ def test_a_process_that_is_not_the_engine_s_is_named_as_a_stranger(
 def test_where_processes_cannot_be_looked_into_the_socket_s_user_decides(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ready, "holders", lambda sockets: [])
+    def strangers(held: dict[int, set[str]], **users: int) -> list[str]:
+        sockets = {f"socket:[{name}]": user for name, user in users.items()}
+        monkeypatch.setattr(ready, "holders", lambda names: held)
+        monkeypatch.setattr(ready, "listening", lambda port, host: sockets)
+        return ready.strangers(8000, os.getpid())
+
     mine = Path(f"/proc/{os.getpid()}").stat().st_uid
-    monkeypatch.setattr(ready, "listening", lambda port: {"socket:[1]": mine})
-    assert ready.strangers(8000, os.getpid()) == []
-    monkeypatch.setattr(ready, "listening", lambda port: {"socket:[1]": mine + 7})
-    assert ready.strangers(8000, os.getpid()) == [f"a process of user {mine + 7}"]
-    monkeypatch.setattr(ready, "listening", lambda port: {})
-    assert ready.strangers(8000, os.getpid()) == []
+    assert strangers({}, a=mine) == []
+    assert strangers({}, a=mine + 7) == [f"a process of user {mine + 7}"]
+    assert strangers({}) == []
+    seen = {os.getpid(): {"socket:[a]"}}
+    assert strangers(seen, a=mine, b=mine) == []
+    assert strangers(seen, a=mine, b=mine + 7) == [f"a process of user {mine + 7}"]
+
+
+def test_an_older_engine_that_shares_the_port_is_a_stranger_beside_ours() -> None:
+    port = free_port()
+    with sharer("127.0.0.1", port) as ours:
+        assert ready.strangers(port, ours, None, "127.0.0.1") == []
+        with sharer("127.0.0.1", port) as old:
+            assert set(ready.holders(set(ready.listening(port)))) == {ours, old}
+            (told,) = ready.strangers(port, ours, None, "127.0.0.1")
+            assert told.startswith(f"process {old} (")
+        assert ready.strangers(port, ours, None, "127.0.0.1") == []
+    assert ready.listening(port) == {}
+
+
+@pytest.mark.parametrize(
+    ("other", "asked", "counts"),
+    [
+        ("127.0.0.9", "127.0.0.1", False),  # it never sees what is sent to 127.0.0.1
+        ("0.0.0.0", "127.0.0.1", True),
+        ("127.0.0.9", None, True),  # who asks for no address wants all that have the port
+        ("127.0.0.1", "localhost", True),
+        ("127.0.0.9", "0.0.0.0", True),
+    ],
+)
+def test_only_sockets_count_that_may_take_the_request(other: str, asked: str | None, counts: bool) -> None:
+    with sharing(other, 0) as one:
+        assert bool(ready.listening(one.getsockname()[1], asked)) is counts
+
+
+@pytest.mark.parametrize(
+    ("words", "address"),
+    [
+        (b"\x7f\0\0\1", "127.0.0.1"),
+        (b"\0" * 10 + b"\xff\xff\x0a\0\0\5", "10.0.0.5"),
+        (b"\0" * 15 + b"\1", "::1"),
+        (b"\0" * 16, "::"),
+    ],
+)
+def test_addresses_of_sockets_are_read_as_the_kernel_prints_them(words: bytes, address: str) -> None:
+    printed = "".join(
+        f"{int.from_bytes(words[at : at + 4], sys.byteorder):08X}" for at in range(0, len(words), 4)
+    )
+    assert str(ready.bound(printed)) == address
+
+
+def test_a_process_descends_from_its_parent_and_not_from_a_stranger() -> None:
+    assert ready.is_within(os.getpid(), os.getppid())
+    assert not ready.is_within(os.getpid(), 999_999_999)
+    apart = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    beside = subprocess.Popen(["sleep", "60"])  # of our group, which is not its own
+    try:
+        assert not ready.is_within(os.getpid(), apart.pid)
+        assert not ready.is_within(os.getpid(), beside.pid)
+    finally:
+        for one in (apart, beside):
+            one.kill()
+            one.wait()
 
 
 def test_an_engine_in_a_container_is_known_by_what_docker_says(
