@@ -118,7 +118,7 @@ def auto_upgrade(needs: Needs, host: HostFacts) -> Finding:
 def open_module(needs: Needs, host: HostFacts) -> list[Finding]:
     """Blackwell needs the open kernel module; said only when the closed one is loaded."""
     facts = host.gpu
-    if unavailable("driver.module", facts) or facts.kernel.open_module is not False:
+    if unavailable("driver.module", needs, facts) or facts.kernel.open_module is not False:
         return []
     blackwell = [gpu for gpu in facts.gpus if (gpu.compute_capability or "").startswith(("10.", "12."))]
     if not blackwell:

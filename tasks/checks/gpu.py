@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
 
 from tasks.checks.needs import Needs
 from tasks.checks.words import names, plural
 from tasks.facts import HostFacts
-from tasks.facts.gpu import Gpu, GpuFacts, GpuProcess
+from tasks.facts.gpu import Gpu, GpuFacts, GpuProcess, Xid
 from tasks.findings import Finding, fail, ok, skipped, warn
 
 # Compute capability by product name, for tools too old to say it (NVIDIA, "CUDA GPUs" list).
@@ -27,12 +30,17 @@ SLOWDOWN_BITS = {
     0x20: "software thermal slowdown",
     0x40: "hardware thermal slowdown",
 } | {0x80: "hardware power brake"}
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+# nvidia-smi prints these in place of values (nvml.h, NVML_ERROR_RESET_REQUIRED and NVML_ERROR_GPU_IS_LOST).
+_BROKEN = re.compile(r"requires reset|is lost", re.IGNORECASE)
 
 
-def unavailable(id: str, facts: GpuFacts) -> Finding | None:
-    """`skipped` for checks that need GPUs where none could be read."""
-    if facts.gpus:
+def unavailable(id: str, needs: Needs, facts: GpuFacts) -> Finding | None:
+    """`skipped` for checks that need GPUs where none of the recipe's could be read."""
+    if chosen(needs, facts):
         return None
+    if facts.gpus:
+        return skipped(id, f"the recipe's {VISIBLE}={needs.env.get(VISIBLE)} names no GPU of this host")
     why = facts.smi.message or "nvidia-smi lists no GPU"
     return skipped(id, f"no GPU could be read ({why})")
 
@@ -41,10 +49,55 @@ def _which(gpus: list[Gpu]) -> str:
     return names(f"GPU {gpu.index}" for gpu in gpus)
 
 
+def visible(needs: Needs, facts: GpuFacts) -> tuple[Gpu, ...]:
+    """The GPUs that the engine would see: those that the recipe's CUDA_VISIBLE_DEVICES lists, else all.
+
+    Read as CUDA does: indices (by bus, as the engine is started) or UUIDs, which may be cut; from the first
+    word on that names no GPU, nothing is seen. (CUDA C++ Programming Guide, environment variables.)
+    """
+    listed = needs.env.get(VISIBLE)
+    if listed is None:
+        return facts.gpus
+    found: list[Gpu] = []
+    for word in (part.strip() for part in listed.split(",")):
+        gpu = next((one for one in facts.gpus if _named(one, word)), None)
+        if gpu is None or gpu in found:
+            break
+        found.append(gpu)
+    return tuple(found)
+
+
+def _named(gpu: Gpu, word: str) -> bool:
+    uuid = (gpu.uuid or "").casefold()
+    return word == str(gpu.index) or (word.startswith("GPU-") and uuid.startswith(word.casefold()))
+
+
 def chosen(needs: Needs, facts: GpuFacts) -> tuple[Gpu, ...]:
-    """The GPUs that the recipe would use: the first so many (all, where it says no number)."""
+    """The GPUs that the recipe would use: the first so many that it sees (all, where it says no number)."""
     count = needs.gpu.count if needs.gpu else 0
-    return facts.gpus[:count] if count else facts.gpus
+    return visible(needs, facts)[:count] if count else visible(needs, facts)
+
+
+def spare(needs: Needs, facts: GpuFacts) -> list[Gpu]:
+    """The GPUs that the recipe would not use."""
+    used = chosen(needs, facts)
+    return [gpu for gpu in facts.gpus if gpu not in used]
+
+
+def broken(gpu: Gpu) -> str | None:
+    """What the driver says in place of values when a GPU is out of order: `GPU requires reset`."""
+    return next((said.strip("[]") for said in gpu.reasons.values() if _BROKEN.search(said)), None)
+
+
+def _of_a_spare(finding: Finding) -> Finding:
+    """The same about a GPU that the recipe does not use: nothing that blocks."""
+    return replace(finding, status="warn", summary=f"{finding.summary} (the recipe does not use it)")
+
+
+def _unread(gpus: list[Gpu], *fields: str) -> str:
+    """Which GPUs did not say something, and what they said instead."""
+    whys = ((gpu, next((gpu.reasons[f] for f in fields if f in gpu.reasons), "not printed")) for gpu in gpus)
+    return names(f"GPU {gpu.index} ({why.strip('[]')})" for gpu, why in whys)
 
 
 def present(needs: Needs, host: HostFacts) -> Finding:
@@ -72,6 +125,10 @@ def driver_communication(needs: Needs, host: HostFacts) -> Finding:
     smi = host.gpu.smi
     id = "gpu.driver_communication"
     if smi.trouble is None:
+        if found := _out_of_order(chosen(needs, host.gpu)):
+            return found
+        if found := _out_of_order(spare(needs, host.gpu)):
+            return _of_a_spare(found)
         return ok(id, "nvidia-smi answers", f"driver {host.gpu.driver}" if host.gpu.driver else None)
     contained = host.system.container is not None
     on_bus = bool(host.gpu.pci)
@@ -130,16 +187,42 @@ def driver_communication(needs: Needs, host: HostFacts) -> Finding:
     )
 
 
+def _out_of_order(gpus: Iterable[Gpu]) -> Finding | None:
+    """A failure where the driver gives a GPU up."""
+    said = {gpu.index: words for gpu in gpus if (words := broken(gpu))}
+    if not said:
+        return None
+    which = ",".join(str(index) for index in said)
+    return fail(
+        "gpu.driver_communication",
+        f"{names(f'GPU {index}' for index in said)} is out of order",
+        observed=names(f"GPU {index}: {words}" for index, words in said.items()),
+        expected="every GPU answers",
+        fix=f"Stop what uses it, then nvidia-smi --gpu-reset -i {which}; else reboot the host.",
+        reference="nvml.h, NVML_ERROR_RESET_REQUIRED and NVML_ERROR_GPU_IS_LOST; Xid catalogue, 79 and 95",
+    )
+
+
 def count(needs: Needs, host: HostFacts) -> Finding:
-    """As many usable GPUs as the recipe needs; those split by MIG do not count."""
+    """As many usable GPUs as the recipe needs, among those it sees; those split by MIG do not count."""
     facts = host.gpu
-    if missing := unavailable("gpu.count", facts):
-        return missing
+    if not facts.gpus:
+        return unavailable("gpu.count", needs, facts) or skipped("gpu.count", "no GPU could be read")
     wanted = needs.gpu.count if needs.gpu else 1
-    whole = [gpu for gpu in facts.gpus if gpu.mig is not True]
-    split = len(facts.gpus) - len(whole)
+    seen = visible(needs, facts)
+    whole = [gpu for gpu in seen if gpu.mig is not True]
+    split = len(seen) - len(whole)
     observed = plural(len(facts.gpus), "GPU") + (f", {split} of them split by MIG" if split else "")
-    visible = facts.kernel.env.get("CUDA_VISIBLE_DEVICES")
+    listed, inherited = needs.env.get(VISIBLE), facts.kernel.env.get(VISIBLE)
+    if listed is not None and len(seen) < wanted <= len(facts.gpus):
+        return fail(
+            "gpu.count",
+            f"the recipe's {VISIBLE} shows the engine fewer GPUs than the recipe uses",
+            observed=f"{VISIBLE}={listed}: {plural(len(seen), 'GPU')} of this host's {len(facts.gpus)}",
+            expected=str(wanted),
+            fix=f"List {wanted} of this host's GPUs (nvidia-smi -L) in the recipe's [serve.env].",
+            reference="CUDA C++ Programming Guide, environment variables",
+        )
     if len(whole) < wanted:
         on_bus = len(facts.pci or ())
         lost = f" ({on_bus} on the PCI bus)" if on_bus > len(facts.gpus) else ""
@@ -152,13 +235,14 @@ def count(needs: Needs, host: HostFacts) -> Finding:
             if not lost
             else "Reboot, then look at `dmesg | grep NVRM`: a GPU on the bus is not taken by the driver.",
         )
-    if visible is not None and len([part for part in visible.split(",") if part.strip()]) < wanted:
+    hidden = inherited is not None and len([part for part in inherited.split(",") if part.strip()]) < wanted
+    if hidden and listed is None:
         return warn(
             "gpu.count",
-            "CUDA_VISIBLE_DEVICES hides GPUs that the recipe needs",
-            observed=f"CUDA_VISIBLE_DEVICES={visible}",
+            f"{VISIBLE} hides GPUs that the recipe needs",
+            observed=f"{VISIBLE}={inherited}",
             expected=plural(wanted, "GPU"),
-            fix="unset CUDA_VISIBLE_DEVICES",
+            fix=f"unset {VISIBLE}",
         )
     return ok("gpu.count", "enough", observed, str(wanted))
 
@@ -166,7 +250,7 @@ def count(needs: Needs, host: HostFacts) -> Finding:
 def model(needs: Needs, host: HostFacts) -> Finding:
     """The GPUs are those that the recipe was proven on, all of one kind."""
     facts = host.gpu
-    if missing := unavailable("gpu.model", facts):
+    if missing := unavailable("gpu.model", needs, facts):
         return missing
     used = chosen(needs, facts)
     kinds = list(dict.fromkeys(gpu.name or "unnamed" for gpu in used))
@@ -175,13 +259,23 @@ def model(needs: Needs, host: HostFacts) -> Finding:
         gpu for gpu in used if gpu.name and wanted and not any(_fits(gpu.name, name) for name in wanted)
     ]
     if strangers:
+        fitting = [g for g in facts.gpus if g.name and any(_fits(g.name, name) for name in wanted)]
+        enough = fitting[: len(used)] if len(fitting) >= len(used) else []
+        indices = ",".join(str(gpu.index) for gpu in enough)
         return fail(
             "gpu.model",
             "not the GPU that this recipe is for",
-            observed=names(dict.fromkeys(gpu.name for gpu in strangers)),
+            observed=names(f"{gpu.name} (GPU {gpu.index})" for gpu in strangers)
+            if enough
+            else names(dict.fromkeys(gpu.name for gpu in strangers)),
             expected=" or ".join(wanted),
-            fix="Choose a recipe for this GPU, or a host with the recipe's.",
+            fix=f'Set {VISIBLE} = "{indices}" in the recipe\'s [serve.env]: these fit.'
+            if enough
+            else "Choose a recipe for this GPU, or a host with the recipe's.",
         )
+    unnamed = [gpu for gpu in used if not gpu.name]
+    if wanted and unnamed:
+        return skipped("gpu.model", f"no name could be read: {_unread(unnamed, 'name', 'product_name')}")
     if len(kinds) > 1:
         return warn(
             "gpu.model",
@@ -206,7 +300,7 @@ def _fits(name: str, pattern: str) -> bool:
 def compute_capability(needs: Needs, host: HostFacts) -> Finding:
     """The compute capability that the engine's kernels and the recipe's flags are for."""
     facts = host.gpu
-    if missing := unavailable("gpu.compute_capability", facts):
+    if missing := unavailable("gpu.compute_capability", needs, facts):
         return missing
     wanted = needs.gpu.compute_capability if needs.gpu else None
     have = {gpu.index: capability_of(gpu) for gpu in chosen(needs, facts)}
@@ -243,14 +337,12 @@ def capability_of(gpu: Gpu) -> str | None:
 def memory(needs: Needs, host: HostFacts) -> Finding:
     """Every GPU has the memory that the recipe was sized for."""
     facts = host.gpu
-    if missing := unavailable("gpu.memory", facts):
+    if missing := unavailable("gpu.memory", needs, facts):
         return missing
     wanted = needs.gpu.memory_mib if needs.gpu else None
     used = chosen(needs, facts)
     known = [gpu for gpu in used if gpu.memory_total is not None]
-    if not known:
-        why = next((gpu.reasons.get("memory.total") for gpu in used if gpu.reasons.get("memory.total")), None)
-        return skipped("gpu.memory", f"memory could not be read ({why or 'not printed'})")
+    unread = [gpu for gpu in used if gpu.memory_total is None]
     observed = names(dict.fromkeys(f"{gpu.memory_total} MiB" for gpu in known)) + " a GPU"
     small = [gpu for gpu in known if wanted and (gpu.memory_total or 0) < wanted]
     if small:
@@ -261,24 +353,33 @@ def memory(needs: Needs, host: HostFacts) -> Finding:
             expected=f">= {wanted} MiB",
             fix="Use GPUs with more memory, or a recipe for these.",
         )
+    if unread:
+        told = _unread(unread, "memory.total", "fb_memory_usage/total")
+        return skipped("gpu.memory", f"memory could not be read: {told}")
     return ok("gpu.memory", "enough", observed, f">= {wanted} MiB" if wanted else None)
 
 
 def mig(needs: Needs, host: HostFacts) -> Finding:
-    """MIG is off: a split GPU cannot take part in tensor parallelism."""
+    """MIG is off: a split GPU takes no part in tensor parallelism, and where it is seen hides whole ones."""
     facts = host.gpu
-    if missing := unavailable("gpu.mig", facts):
+    if missing := unavailable("gpu.mig", needs, facts):
         return missing
     split = [gpu for gpu in facts.gpus if gpu.mig]
+    seen = [gpu for gpu in visible(needs, facts) if gpu.mig]
+    whole = len(facts.gpus) - len(split)
     if split:
-        return fail(
+        off = f"nvidia-smi -i {','.join(str(gpu.index) for gpu in seen or split)} -mig 0"
+        other = f"; or list whole GPUs only in {VISIBLE} of the recipe's [serve.env]"
+        found = fail(
             "gpu.mig",
-            f"{_which(split)} is split by MIG",
+            f"{_which(seen or split)} is split by MIG",
             observed="MIG enabled",
             expected="MIG disabled",
-            fix=f"nvidia-smi -i {','.join(str(gpu.index) for gpu in split)} -mig 0   (then reset or reboot)",
-            reference="NVIDIA MIG user guide: no peer-to-peer or NCCL between MIG instances",
+            fix=f"{off}   (then reset or reboot){other if whole >= len(chosen(needs, facts)) else ''}",
+            reference="NVIDIA MIG user guide: no NCCL between MIG instances, and where CUDA sees one it "
+            "shows no whole GPU",
         )
+        return found if seen else _of_a_spare(found)
     known = [gpu.mig for gpu in facts.gpus if gpu.mig is not None]
     return ok("gpu.mig", "off" if known else "these GPUs do not do MIG, or not in this mode")
 
@@ -286,13 +387,29 @@ def mig(needs: Needs, host: HostFacts) -> Finding:
 def ecc(needs: Needs, host: HostFacts) -> Finding:
     """No uncorrected memory errors, no repair that waits for a reset."""
     facts = host.gpu
-    if missing := unavailable("gpu.ecc", facts):
+    if missing := unavailable("gpu.ecc", needs, facts):
         return missing
+    used = list(chosen(needs, facts))
+    if found := _memory_trouble(used):
+        return found
+    unread = [gpu for gpu in used if gpu.ecc_uncorrected is None and gpu.ecc is not False]
+    if unread:
+        told = _unread(unread, "ecc.errors.uncorrected.volatile.total", "ecc.mode.current")
+        return skipped("gpu.ecc", f"memory errors could not be read: {told}")
+    if found := _memory_trouble(spare(needs, facts)):
+        return _of_a_spare(found)
+    if all(gpu.ecc is False for gpu in used):
+        return ok("gpu.ecc", "ECC is off: errors are not counted, and a little memory is gained")
+    lifetime = sum(gpu.ecc_uncorrected_lifetime or 0 for gpu in used)
+    return ok("gpu.ecc", "no uncorrected errors", f"{lifetime} over the GPUs' life" if lifetime else None)
+
+
+def _memory_trouble(gpus: list[Gpu]) -> Finding | None:
     reference = "NVIDIA GPU memory error management: row remapping, reset to apply"
-    failed = [gpu for gpu in facts.gpus if gpu.remap_failed]
-    errors = [gpu for gpu in facts.gpus if gpu.ecc_uncorrected]
-    asked = [gpu for gpu in facts.gpus if gpu.recovery_action]
-    pending = [gpu for gpu in facts.gpus if gpu.remap_pending or gpu.repair_pending]
+    failed = [gpu for gpu in gpus if gpu.remap_failed]
+    errors = [gpu for gpu in gpus if gpu.ecc_uncorrected]
+    asked = [gpu for gpu in gpus if gpu.recovery_action]
+    pending = [gpu for gpu in gpus if gpu.remap_pending or gpu.repair_pending]
     if failed:
         return fail(
             "gpu.ecc",
@@ -303,7 +420,7 @@ def ecc(needs: Needs, host: HostFacts) -> Finding:
             reference=reference,
         )
     if errors or pending:
-        bad = [gpu for gpu in facts.gpus if gpu in errors or gpu in pending]
+        bad = [gpu for gpu in gpus if gpu in errors or gpu in pending]
         told = [f"GPU {gpu.index}: {gpu.ecc_uncorrected} uncorrected errors" for gpu in errors]
         told += [f"GPU {gpu.index}: a repair waits for a reset" for gpu in pending]
         return fail(
@@ -324,14 +441,7 @@ def ecc(needs: Needs, host: HostFacts) -> Finding:
             fix="Do what it names: reset the GPU (nvidia-smi --gpu-reset -i INDEX), or reboot.",
             reference="nvidia-smi -q, GPU Recovery Action; Xid 154",
         )
-    on = [gpu for gpu in facts.gpus if gpu.ecc]
-    off = [gpu for gpu in facts.gpus if gpu.ecc is False]
-    if not on and not off and all(gpu.ecc_uncorrected is None for gpu in facts.gpus):
-        return skipped("gpu.ecc", "ECC state could not be read")
-    if off and not on:
-        return ok("gpu.ecc", "ECC is off: errors are not counted, and a little memory is gained")
-    lifetime = sum(gpu.ecc_uncorrected_lifetime or 0 for gpu in facts.gpus)
-    return ok("gpu.ecc", "no uncorrected errors", f"{lifetime} over the GPUs' life" if lifetime else None)
+    return None
 
 
 # The common ones of the NVIDIA Xid catalogue: what it means, and whether hardware or driver is at fault.
@@ -368,8 +478,18 @@ XIDS: dict[int, tuple[str, bool]] = {
 }
 
 
+# What a reset mends. It sets volatile error counts to 0 and applies what is pending, so these prove it.
+MENDED_BY_RESET = (48, 63, 94, 95, 140)
+# An older fault whose GPU answers now is history: of boots the log holds one, of resets it says nothing.
+XID_RECENT_S = 3600
+
+
 def xid(needs: Needs, host: HostFacts) -> Finding:
-    """No recent Xid lines in the kernel's log; the common ones are explained."""
+    """No recent Xid lines in the kernel's log; the common ones are explained.
+
+    A fault blocks while it is recent (or nobody knows when it was), unless the GPU's memory shows that it
+    was reset since; faults of GPUs that the recipe does not use only warn.
+    """
     facts = host.gpu
     if facts.xids is None:
         return skipped("gpu.xid", facts.reasons.get("xids", "the kernel's log could not be read"))
@@ -378,15 +498,21 @@ def xid(needs: Needs, host: HostFacts) -> Finding:
     counts = Counter((one.address, one.code) for one in facts.xids)
     told = []
     for (address, code), number in counts.items():
-        meaning = XIDS.get(code, ("not in the table of common ones", True))[0]
+        meaning = XIDS.get(code, ("not in the table of common ones", False))[0]
         last = next(one.text for one in reversed(facts.xids) if (one.address, one.code) == (address, code))
         action = f" ({last})" if code == 154 and last else ""
         told.append(
             f"Xid {code} on {address}" + (f", {number} times" if number > 1 else "") + f": {meaning}{action}"
         )
-    serious = [one for one in facts.xids if XIDS.get(one.code, ("", True))[1]]
-    reboot = any("Node Reboot" in one.text for one in facts.xids) or any(one.code == 79 for one in serious)
-    if serious:
+    serious = [one for one in facts.xids if XIDS.get(one.code, ("", False))[1]]
+    unused = {_place(gpu.bus) for gpu in spare(needs, facts)}
+    present = [
+        one
+        for one in serious
+        if _place(one.address) not in unused and not _past(one, host.system.uptime_s, facts.gpus)
+    ]
+    reboot = any("Node Reboot" in one.text or one.code == 79 for one in present)
+    if present:
         return fail(
             "gpu.xid",
             "the driver reported faults of GPUs",
@@ -395,6 +521,15 @@ def xid(needs: Needs, host: HostFacts) -> Finding:
             fix="Reboot the host; replace the GPU if the same address comes back."
             if reboot
             else "nvidia-smi --gpu-reset -i INDEX (while unused), else reboot; watch `dmesg | grep Xid`.",
+            reference="NVIDIA Xid catalogue",
+        )
+    if serious:
+        return warn(
+            "gpu.xid",
+            "the driver reported faults of GPUs since boot, none of them present in a GPU that is used",
+            observed="; ".join(told),
+            expected="no Xid",
+            fix="Watch `dmesg | grep Xid`; replace the GPU if the same address comes back.",
             reference="NVIDIA Xid catalogue",
         )
     return warn(
@@ -407,16 +542,38 @@ def xid(needs: Needs, host: HostFacts) -> Finding:
     )
 
 
+def _place(address: str | None) -> str:
+    """Domain, bus and device of an address, comparable: kernel and nvidia-smi write them differently."""
+    return (address or "").lower().lstrip("0").split(".")[0]
+
+
+def _past(one: Xid, uptime: int | None, gpus: tuple[Gpu, ...]) -> bool:
+    """The fault is history: its GPU is there and answers, and it is long ago or was mended by a reset."""
+    gpu = next((gpu for gpu in gpus if gpu.bus and _place(gpu.bus) == _place(one.address)), None)
+    if gpu is None or broken(gpu):
+        return False
+    if uptime is not None and one.at is not None and uptime - one.at > XID_RECENT_S:
+        return True
+    clean = gpu.ecc_uncorrected == 0 and gpu.remap_pending is False and not gpu.remap_failed
+    return one.code in MENDED_BY_RESET and clean and not gpu.repair_pending
+
+
 def persistence(needs: Needs, host: HostFacts) -> Finding:
     """The driver stays loaded while nothing runs: without it every first call takes seconds."""
     facts = host.gpu
-    if missing := unavailable("gpu.persistence", facts):
+    if missing := unavailable("gpu.persistence", needs, facts):
         return missing
-    off = [gpu for gpu in facts.gpus if gpu.persistence is False]
-    if facts.kernel.persistenced or not off:
-        if not off and all(gpu.persistence is None for gpu in facts.gpus) and not facts.kernel.persistenced:
-            return skipped("gpu.persistence", "persistence mode could not be read")
-        return ok("gpu.persistence", "nvidia-persistenced runs" if facts.kernel.persistenced else "on")
+    if facts.kernel.persistenced:
+        return ok("gpu.persistence", "nvidia-persistenced runs")
+    used = chosen(needs, facts)
+    off = [gpu for gpu in used if gpu.persistence is False]
+    unread = [gpu for gpu in used if gpu.persistence is None]
+    if not off and unread:
+        return skipped(
+            "gpu.persistence", f"persistence mode could not be read: {_unread(unread, 'persistence_mode')}"
+        )
+    if not off:
+        return ok("gpu.persistence", "on")
     return warn(
         "gpu.persistence",
         f"off on {_which(off)}: each start initialises the GPU anew, and power settings are forgotten",
@@ -430,7 +587,7 @@ def persistence(needs: Needs, host: HostFacts) -> Finding:
 def idle(needs: Needs, host: HostFacts) -> Finding:
     """Nobody else holds the GPUs' memory. In containers processes are hidden, so memory is what is judged."""
     facts = host.gpu
-    if missing := unavailable("gpu.idle", facts):
+    if missing := unavailable("gpu.idle", needs, facts):
         return missing
     used = chosen(needs, facts)
     strangers = {
@@ -451,8 +608,10 @@ def idle(needs: Needs, host: HostFacts) -> Finding:
             fix=f"nvidia-smi -i {','.join(str(gpu.index) for gpu in closed)} -c 0",
             reference="nvidia-smi(1), compute mode",
         )
-    if all(gpu.memory_used is None for gpu in used) and not strangers:
-        return skipped("gpu.idle", "memory in use could not be read")
+    unread = [gpu for gpu in used if gpu.memory_used is None]
+    if unread and (not busy or not strangers):
+        told = _unread(unread, "memory.used", "fb_memory_usage/used")
+        return skipped("gpu.idle", f"memory in use could not be read: {told}")
     if not busy:
         return ok("gpu.idle", "free", f"at most {max(gpu.memory_used or 0 for gpu in used)} MiB in use")
     if not strangers and (ours or needs.own_pids):
@@ -492,14 +651,14 @@ def _held(busy: list[Gpu]) -> str:
 def pcie_link(needs: Needs, host: HostFacts) -> Finding:
     """PCIe generation and width at their maximum; a lower generation of an idle GPU is power saving."""
     facts = host.gpu
-    if missing := unavailable("gpu.pcie_link", facts):
+    if missing := unavailable("gpu.pcie_link", needs, facts):
         return missing
     used = chosen(needs, facts)
-    narrow, slow, resting, known = [], [], [], 0
+    narrow, slow, resting, unread = [], [], [], []
     for gpu in used:
         if gpu.link_gen is None and gpu.link_width is None:
+            unread.append(gpu)
             continue
-        known += 1
         if gpu.link_width and gpu.link_width_max and gpu.link_width < gpu.link_width_max:
             narrow.append(f"GPU {gpu.index} x{gpu.link_width} of x{gpu.link_width_max}")
         if gpu.link_gen and gpu.link_gen_max and gpu.link_gen < gpu.link_gen_max:
@@ -511,8 +670,6 @@ def pcie_link(needs: Needs, host: HostFacts) -> Finding:
             slow.append(
                 f"GPU {gpu.index}: its slot does gen {gpu.link_gen_max}, the GPU {gpu.link_gen_device}"
             )
-    if not known:
-        return skipped("gpu.pcie_link", "the link's state could not be read")
     if narrow or slow:
         return warn(
             "gpu.pcie_link",
@@ -522,6 +679,9 @@ def pcie_link(needs: Needs, host: HostFacts) -> Finding:
             fix="Reseat the GPU or its riser; check the slot's lanes and the BIOS setting of its generation.",
             reference="local-inference-lab/rtx6kpro issue #15; nvidia-smi -q, PCI section",
         )
+    if unread:
+        told = _unread(unread, "pcie.link.gen.current", "pci/pci_gpu_link_info/pcie_gen/current_link_gen")
+        return skipped("gpu.pcie_link", f"the link's state could not be read: {told}")
     best = names(dict.fromkeys(_link(gpu) for gpu in used if gpu.link_width))
     if resting:
         return ok("gpu.pcie_link", f"lower generation on {_which(resting)} is power saving at idle", best)
@@ -548,7 +708,7 @@ def _at_rest(gpu: Gpu) -> bool:
 def power_limit(needs: Needs, host: HostFacts) -> Finding:
     """The power limit is the GPU's default, and nothing throttles it."""
     facts = host.gpu
-    if missing := unavailable("gpu.power_limit", facts):
+    if missing := unavailable("gpu.power_limit", needs, facts):
         return missing
     used = chosen(needs, facts)
     hot = []
@@ -571,10 +731,8 @@ def power_limit(needs: Needs, host: HostFacts) -> Finding:
         for gpu in used
         if gpu.power_limit and (top := gpu.power_default or gpu.power_max) and gpu.power_limit < top - 1
     ]
-    known = [gpu for gpu in used if gpu.power_limit]
-    if not known:
-        return skipped("gpu.power_limit", "power limits could not be read")
-    observed = names(dict.fromkeys(f"{gpu.power_limit:.0f} W" for gpu in known))
+    unread = [gpu for gpu in used if not gpu.power_limit or not (gpu.power_default or gpu.power_max)]
+    observed = names(dict.fromkeys(f"{gpu.power_limit:.0f} W" for gpu in used if gpu.power_limit))
     if low:
         default = low[0].power_default or low[0].power_max
         return warn(
@@ -584,6 +742,9 @@ def power_limit(needs: Needs, host: HostFacts) -> Finding:
             expected=f"{default:.0f} W",
             fix=f"nvidia-smi -pl {default:.0f}   (unless the limit is meant: expect less speed)",
         )
+    if unread:
+        told = _unread(unread, "power.limit", "power.default_limit")
+        return skipped("gpu.power_limit", f"power limits could not be read: {told}")
     return ok("gpu.power_limit", "at the default", observed)
 
 

@@ -72,12 +72,13 @@ def _p2p_statuses(needs: Needs, host: HostFacts) -> set[str] | None:
     matrices = [m for m in (host.gpu.p2p_read, host.gpu.p2p_write) if m is not None]
     if not matrices:
         return None
-    used = len(chosen(needs, host.gpu))
-    return set().union(*(matrix.among(used) for matrix in matrices))
+    used = [gpu.index for gpu in chosen(needs, host.gpu)]
+    return set().union(*(matrix.among(used) for matrix in matrices)) or None
 
 
 def _all_nvlink(needs: Needs, host: HostFacts) -> bool:
-    kinds = host.gpu.topology.among(len(chosen(needs, host.gpu))) if host.gpu.topology else set()
+    used = [gpu.index for gpu in chosen(needs, host.gpu)]
+    kinds = host.gpu.topology.among(used) if host.gpu.topology else set()
     return bool(kinds) and all(kind.startswith("NV") for kind in kinds)
 
 
@@ -89,16 +90,16 @@ def redirected(host: HostFacts) -> bool:
 def topology(needs: Needs, host: HostFacts) -> Finding:
     """What joins the GPUs: NVLink, PCIe switches, or the link between sockets."""
     facts = host.gpu
-    if missing := unavailable("gpu.topology", facts):
+    if missing := unavailable("gpu.topology", needs, facts):
         return missing
     used = chosen(needs, facts)
     if len(used) < 2:
         return ok("gpu.topology", "a single GPU")
-    if facts.topology is None:
+    kinds = facts.topology.among([gpu.index for gpu in used]) if facts.topology else set()
+    if facts.topology is None or not kinds:
         return skipped(
             "gpu.topology", f"the matrix could not be read: {facts.reasons.get('topo', 'not printed')}"
         )
-    kinds = facts.topology.among(len(used))
     told = names(sorted(kinds))
     fabric = {gpu.name or "" for gpu in used if _SXM.search(gpu.name or "")}
     unfinished = [
@@ -147,7 +148,7 @@ def topology(needs: Needs, host: HostFacts) -> Finding:
 def p2p(needs: Needs, host: HostFacts) -> Finding:
     """The P2P status, which settings follow, and that OK is no proof."""
     facts = host.gpu
-    if missing := unavailable("gpu.p2p", facts):
+    if missing := unavailable("gpu.p2p", needs, facts):
         return missing
     if len(chosen(needs, facts)) < 2:
         return ok("gpu.p2p", "a single GPU needs no P2P")

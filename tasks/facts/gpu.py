@@ -96,11 +96,12 @@ class PciGpu:
 
 @dataclass(frozen=True)
 class Xid:
-    """One Xid line of the kernel log."""
+    """One Xid line of the kernel log; `at` is in seconds after the boot, where the line says it."""
 
     address: str
     code: int
     text: str
+    at: float | None = None
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,10 @@ _TROUBLES: tuple[tuple[str, Trouble], ...] = (
     (r"Driver/library version mismatch", "mismatch"),
     (r"couldn't communicate with the NVIDIA driver|Driver Not Loaded", "no_driver"),
     (r"No devices were found|No devices found", "no_devices"),
-    (r"Unable to determine the device handle for (?:gpu|GPU) ?([0-9A-Fa-f:.]{7,16})", "gpu_lost"),
+    (
+        r"Unable to determine the device handle for (?:gpu|GPU) ?(?:\d{1,3}: )?([0-9A-Fa-f:.]{7,16})",
+        "gpu_lost",
+    ),
     (r"GPU is lost|fallen off the bus", "gpu_lost"),
     (r"Failed to initialize NVML: Insufficient Permissions", "permission"),
     (r"Failed to initialize NVML: Unknown Error", "access_lost"),
@@ -395,8 +399,14 @@ def _first(element: ElementTree.Element, *paths: str) -> str | None:
 
 
 def _gpu_of_xml(position: int, gpu: ElementTree.Element) -> Gpu:
+    reasons: dict[str, str] = {}
+
     def text(*paths: str) -> str | None:
-        return _first(gpu, *paths)
+        value = _first(gpu, *paths)
+        said = next((raw.strip() for path in paths if (raw := gpu.findtext(path))), "")
+        if value is None and said:
+            reasons[paths[0]] = said
+        return value
 
     def number(*paths: str) -> int | None:
         return int_of(text(*paths))
@@ -419,7 +429,8 @@ def _gpu_of_xml(position: int, gpu: ElementTree.Element) -> Gpu:
         return sum(found) if found else None
 
     repairs = [switch(f"ecc_errors/{tag}") for tag in ("channel_repair_pending", "tpc_repair_pending")]
-    action = text("gpu_recovery_action", "gpu_recovery_action/action")
+    # here "None" is a value: nothing is asked for
+    action = _first(gpu, "gpu_recovery_action", "gpu_recovery_action/action")
     pci = "pci/pci_gpu_link_info"
     power = "gpu_power_readings"
     return Gpu(
@@ -456,6 +467,7 @@ def _gpu_of_xml(position: int, gpu: ElementTree.Element) -> Gpu:
         fabric_state=text("fabric/state"),
         fabric_status=text("fabric/status"),
         processes=tuple(_processes(gpu)),
+        reasons=reasons,
     )
 
 
@@ -497,7 +509,7 @@ def _filled(gpu: Gpu, other: Gpu | None) -> Gpu:
         for name, value in vars(other).items()
         if name not in ("index", "reasons") and getattr(gpu, name) in (None, ()) and value not in (None, ())
     }
-    return replace(gpu, **missing)
+    return replace(gpu, **missing, reasons={**other.reasons, **gpu.reasons})
 
 
 def with_owners(gpus: tuple[Gpu, ...], text: str) -> tuple[Gpu, ...]:
@@ -563,6 +575,7 @@ def parse_pci(text: str) -> tuple[PciGpu, ...]:
     return tuple(found)
 
 
+_STAMP = re.compile(r"(?:log=)?\[\s*(\d{1,12}\.\d{1,9})\]")
 _XID = re.compile(r"NVRM: Xid \(PCI:([0-9A-Fa-f:.]{7,16})\): (\d{1,3}),?\s*(.*)$")
 
 
@@ -573,7 +586,12 @@ def parse_kernel_log(section: Section) -> tuple[tuple[Xid, ...] | None, str | No
     if section.pairs().get("source", "denied") == "denied":
         return None, "the kernel's log may not be read by this user or in this container"
     xids = [
-        Xid(match.group(1), int(match.group(2)), match.group(3).strip()[:200])
+        Xid(
+            match.group(1),
+            int(match.group(2)),
+            match.group(3).strip()[:200],
+            float(stamp.group(1)) if (stamp := _STAMP.match(line)) else None,
+        )
         for line in section.text.splitlines()
         if (match := _XID.search(line))
     ]

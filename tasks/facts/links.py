@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from tasks.facts.text import number_of, plain
@@ -20,10 +20,10 @@ class Matrix:
     between: Mapping[tuple[int, int], str]
     numa: Mapping[int, str] = field(default_factory=dict)
 
-    def among(self, count: int | None = None) -> set[str]:
-        """What lies between the first `count` GPUs (all of them by default)."""
-        chosen = set(sorted(self.gpus)[:count])
-        return {kind for (a, b), kind in self.between.items() if a in chosen and b in chosen}
+    def among(self, gpus: Collection[int] | None = None) -> set[str]:
+        """What lies between these GPUs (all of them by default)."""
+        those = self.gpus if gpus is None else gpus
+        return {kind for (a, b), kind in self.between.items() if a in those and b in those}
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,7 @@ rw_pci() {
 rw_kernel_log() {
   rw_k='NVRM: Xid|fallen off the bus|NVRM: GPU at PCI|NVRM: .*RmInitAdapter failed|NVRM: API mismatch'
   if rw_a=$(t 6 dmesg 2>/dev/null) && [ "$rw_a" ]; then kv source dmesg
-  elif rw_a=$(t 8 journalctl -k -b --no-pager -q -n 20000 2>/dev/null) && [ "$rw_a" ]; then kv source journal
+  elif rw_a=$(t 8 journalctl -k -b -o short-monotonic --no-pager -q -n 20000 2>/dev/null) && [ "$rw_a" ]; then kv source journal
   elif [ "$(id -u)" != 0 ] && rw_a=$(t 6 sudo -n dmesg 2>/dev/null) && [ "$rw_a" ]; then kv source dmesg
   else kv source denied; return 0; fi
   printf '%s\n' "$rw_a" | grep -E "$rw_k" | tail -n 60 | cut -c 1-300 | sed 's/^/log=/'

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from composed_hosts import HEALTHY, gpu_facts, gpu_host
-from replay_profiles import p2p_matrix, recorded
+from replay_profiles import p2p_matrix, profile, recorded
 
 from tasks.checks import GPU_CHECKS, GpuNeed, Needs, cuda, driver, gpu, links, run_checks
 from tasks.facts import HostFacts
@@ -155,6 +155,97 @@ def test_hidden_devices_are_a_warning(h200: Needs) -> None:
     )
 
 
+def out_of_order(only: tuple[str, ...] = ()) -> HostFacts:
+    """The workstation with GPU 1 in need of a reset: these fields say so, or all that may."""
+    kept = {"index", "name", "uuid", "pci.bus_id", "driver_version"}
+    rows = [line.split(", ") for line in profile("rtx-pro-6000-x4").files["query.csv"].splitlines()]
+    fields = [name.split(" [")[0] for name in rows[0]]
+    rows[2] = [
+        "[GPU requires reset]" if (field in only if only else field not in kept) else cell
+        for field, cell in zip(fields, rows[2], strict=True)
+    ]
+    query = "\n".join(", ".join(row) for row in rows)
+    return gpu_host("rtx-pro-6000-x4", query=query, smi="NVIDIA-SMI 580", **({} if only else {"xml": ""}))
+
+
+@pytest.mark.parametrize("only", [(), ("temperature.gpu", "pstate", "power.draw")])
+def test_a_gpu_that_requires_a_reset_fails_however_little_says_so(rtx: Needs, only: tuple[str, ...]) -> None:
+    finding = gpu.driver_communication(rtx, out_of_order(only))
+    assert (finding.status, finding.observed) == ("fail", "GPU 1: GPU requires reset")
+    assert "nvidia-smi --gpu-reset -i 1" in (finding.fix or "")
+    one = replace(rtx, gpu=replace(RTX, count=1))
+    assert gpu.driver_communication(one, out_of_order(only)).status == "warn"
+
+
+def test_what_one_gpu_does_not_say_is_never_ok(rtx: Needs) -> None:
+    found = {finding.id: finding for finding in run_checks(rtx, out_of_order())}
+    for id in ("memory", "ecc", "idle", "pcie_link", "power_limit"):
+        assert found[f"gpu.{id}"].status == "skipped", id
+        assert "GPU 1 (GPU requires reset)" in found[f"gpu.{id}"].summary
+    host = gpu_host("rtx-pro-6000-x4")
+    unnamed = with_gpus(host, {}, {"name": None, "reasons": {"name": "[Unknown Error]"}})
+    assert gpu.model(rtx, unnamed).summary == "no name could be read: GPU 1 (Unknown Error)"
+    silent = with_kernel(with_gpus(host, {}, {"persistence": None}, persistence=True), persistenced=False)
+    assert gpu.persistence(rtx, silent).status == "skipped"
+
+
+def test_the_gpus_that_are_judged_are_those_that_the_recipe_lists(h20: Needs) -> None:
+    host = gpu_host("h20-x8")
+    half = replace(h20, gpu=replace(H20, count=4), env={"CUDA_VISIBLE_DEVICES": "4,5,6,7"})
+    full = [{"memory_used": 90000} if index == 5 else {} for index in range(8)]
+    assert gpu.idle(half, with_gpus(host, *full)).status == "fail"
+    assert gpu.idle(half, with_gpus(host, {"memory_used": 90000})).status == "ok"
+    uuids = ",".join((one.uuid or "")[:12] for one in host.gpu.gpus[6:])
+    by_uuid = replace(half, env={"CUDA_VISIBLE_DEVICES": uuids})
+    assert [one.index for one in gpu.chosen(by_uuid, host.gpu)] == [6, 7]
+    assert gpu.count(half, host).status == "ok"
+    cut_off = gpu.count(replace(half, env={"CUDA_VISIBLE_DEVICES": "4,5,9,7"}), host)
+    assert (cut_off.status, "2 GPUs of this host's 8" in (cut_off.observed or "")) == ("fail", True)
+    nothing = replace(half, env={"CUDA_VISIBLE_DEVICES": "9"})
+    assert (gpu.count(nothing, host).status, gpu.idle(nothing, host).status) == ("fail", "skipped")
+
+
+def test_a_recipe_that_lists_its_gpus_does_not_care_what_the_login_hides(h200: Needs) -> None:
+    hidden = with_kernel(gpu_host("h200-x2"), env={"CUDA_VISIBLE_DEVICES": "0"})
+    assert gpu.count(replace(h200, env={"CUDA_VISIBLE_DEVICES": "0,1"}), hidden).status == "ok"
+
+
+def test_a_card_for_the_screen_is_told_from_those_that_fit(rtx: Needs) -> None:
+    host = gpu_host("rtx-pro-6000-x4")
+    moved = [replace(one, index=one.index + 1) for one in host.gpu.gpus]
+    screen = replace(
+        host.gpu.gpus[0], index=0, name="NVIDIA T400 4GB", uuid="GPU-t400", bus="00000000:02:00.0"
+    )
+    host = with_facts(host, gpus=(screen, *moved))
+    finding = gpu.model(rtx, host)
+    assert finding.fix == 'Set CUDA_VISIBLE_DEVICES = "1,2,3,4" in the recipe\'s [serve.env]: these fit.'
+    assert gpu.model(replace(rtx, env={"CUDA_VISIBLE_DEVICES": "1,2,3,4"}), host).status == "ok"
+
+
+def test_a_bad_gpu_that_is_not_used_only_warns(h20: Needs) -> None:
+    bad = [{}] * 3 + [{"mig": True, "ecc_uncorrected": 2}]
+    host = with_gpus(gpu_host("h20-x8"), *bad)
+    two = replace(h20, gpu=replace(H20, count=2), env={"CUDA_VISIBLE_DEVICES": "0,1"})
+    assert (gpu.ecc(two, host).status, gpu.mig(two, host).status) == ("warn", "warn")
+    three = replace(two, env={"CUDA_VISIBLE_DEVICES": "2,3"})
+    assert (gpu.ecc(three, host).status, gpu.mig(three, host).status) == ("fail", "fail")
+
+
+def test_a_split_gpu_that_the_engine_sees_fails_although_others_would_do(h20: Needs) -> None:
+    two = replace(h20, gpu=replace(H20, count=2))
+    finding = gpu.mig(two, with_gpus(gpu_host("h20-x8"), {}, {}, {"mig": True}))
+    assert finding.status == "fail" and "list whole GPUs only in CUDA_VISIBLE_DEVICES" in (finding.fix or "")
+
+
+def test_links_are_judged_between_the_gpus_that_are_used(rtx: Needs) -> None:
+    host = gpu_host("rtx-pro-6000-x4")
+    pair = replace(rtx, gpu=replace(RTX, count=2), env={"CUDA_VISIBLE_DEVICES": "2,3"})
+    assert links.topology(pair, host).observed == "NODE"
+    assert links.topology(replace(pair, env={"CUDA_VISIBLE_DEVICES": "1,2"}), host).observed == "SYS"
+    cut = gpu_host("rtx-pro-6000-x4", topo=recorded("public/A-rtx-pro-6000/topo-2x-phb.txt"))
+    assert links.topology(pair, cut).status == "skipped"
+
+
 def test_mixed_editions_are_a_warning(rtx: Needs) -> None:
     lines = recorded("public/A-rtx-pro-6000/list-mixed-editions.txt").splitlines()
     editions = [{"name": line.split(": ", 1)[1].split(" (UUID")[0]} for line in lines]
@@ -240,6 +331,38 @@ def test_errors_of_programs_only_warn(rtx: Needs) -> None:
     log = "source=dmesg\nlog=[1.0] NVRM: Xid (PCI:0000:41:00): 31, pid=1, name=python, Ch 00000008\n" * 3
     finding = gpu.xid(rtx, gpu_host("rtx-pro-6000-x4", log=log))
     assert finding.status == "warn" and "3 times" in (finding.observed or "")
+
+
+def xid_host(code: int, at: float, uptime: int | None = 90_000, address: str | None = None) -> HostFacts:
+    host = gpu_host("h20-x8")
+    place = address or (host.gpu.gpus[0].bus or "")[4:-2].lower()
+    log = f"source=dmesg\nlog=[{at:.6f}] NVRM: Xid (PCI:{place}): {code}, words"
+    host = gpu_host("h20-x8", log=log)
+    return replace(host, system=replace(host.system, uptime_s=uptime))
+
+
+def test_a_fault_blocks_while_it_is_recent_or_its_gpu_is_gone(h20: Needs) -> None:
+    assert gpu.xid(h20, xid_host(119, 89_000)).status == "fail"
+    assert gpu.xid(h20, xid_host(119, 89_000, uptime=None)).status == "fail"
+    assert gpu.xid(h20, xid_host(119, 1_000)).status == "warn"
+    assert gpu.xid(h20, xid_host(79, 1_000, address="0000:f9:00")).status == "fail", "no such GPU answers"
+
+
+def test_a_memory_fault_that_a_reset_mended_only_warns(h20: Needs) -> None:
+    for code in (63, 94):
+        host = xid_host(code, 89_000)
+        mended = with_gpus(host, ecc_uncorrected=0, remap_pending=False, remap_failed=False)
+        assert gpu.xid(h20, mended).status == "warn"
+        assert gpu.xid(h20, with_gpus(mended, {"remap_pending": True})).status == "fail"
+        assert gpu.xid(h20, with_gpus(mended, {"ecc_uncorrected": None})).status == "fail"
+
+
+def test_faults_of_unused_gpus_and_unknown_codes_only_warn(h20: Needs) -> None:
+    host = xid_host(119, 89_000)
+    others = replace(h20, gpu=replace(H20, count=2), env={"CUDA_VISIBLE_DEVICES": "1,2"})
+    assert (gpu.xid(others, host).status, gpu.xid(h20, host).status) == ("warn", "fail")
+    unknown = gpu.xid(h20, xid_host(999, 89_000))
+    assert unknown.status == "warn" and "not in the table" in (unknown.observed or "")
 
 
 def test_an_unreadable_kernel_log_is_skipped(rtx: Needs) -> None:

@@ -15,6 +15,7 @@ from tasks.facts import HostFacts, ProbeRequest, build_probe, parse_probe
 from tasks.facts.cuda import nvcc_release, parse_cuda, parse_docker
 from tasks.facts.gpu import (
     GpuFacts,
+    merge_gpus,
     parse_driver,
     parse_gpu,
     parse_kernel_log,
@@ -226,6 +227,31 @@ def test_details_of_failures_are_kept(recorded: Read) -> None:
     assert older.address == "0000:20:00.0"
 
 
+def test_a_lost_gpu_is_recognised_in_every_spelling_and_before_a_table_too(recorded: Read) -> None:
+    table = recorded("h200x2/smi.txt")
+    for spelling in ("GPU1: 0000:34:00.0", "GPU 0000:34:00.0", "GPU0000:34:00.0", "gpu 0000:34:00.0"):
+        words = f"Unable to determine the device handle for {spelling}: Unknown Error\n{table}"
+        state = parse_smi_state(Section(words, 0))
+        assert (state.trouble, state.address) == ("gpu_lost", "0000:34:00.0"), spelling
+
+
+def test_what_a_gpu_out_of_order_says_is_kept_from_xml_and_query() -> None:
+    xml = (
+        "<?xml version='1.0'?><nvidia_smi_log><gpu id='00000000:34:00.0'><product_name>H20</product_name>"
+        "<gpu_recovery_action>None</gpu_recovery_action>"
+        "<fb_memory_usage><total>GPU requires reset</total><used>12 MiB</used></fb_memory_usage>"
+        "</gpu></nvidia_smi_log>"
+    )
+    only, _ = parse_smi_xml(xml)
+    assert only.gpus[0].memory_total is None
+    assert only.gpus[0].reasons == {"fb_memory_usage/total": "GPU requires reset"}
+    query = parse_query_csv("index, pci.bus_id, pstate\n0, 00000000:34:00.0, [GPU requires reset]\n")
+    merged = merge_gpus(query, only.gpus, ())
+    assert merged[0].reasons == {
+        "fb_memory_usage/total": "GPU requires reset", "pstate": "[GPU requires reset]",
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("section", "trouble"),
     [
@@ -266,7 +292,7 @@ def test_matrices_with_and_without_underlines_and_network_cards(
 
 def test_a_part_of_a_matrix_can_be_looked_at(recorded: Read) -> None:
     matrix = parse_matrix(recorded("public/A-rtx-pro-6000/topo-4x-node-sys.txt"))
-    assert matrix and matrix.among(2) == {"NODE"}
+    assert matrix and matrix.among((0, 1)) == {"NODE"}
     assert matrix.numa == {0: "0", 1: "0", 2: "1", 3: "1"}
 
 
@@ -302,6 +328,9 @@ def test_xid_lines_of_both_kinds_of_log_are_found(recorded: Read) -> None:
         Section("source=journal\n" + recorded("public/A-rtx-pro-6000/dmesg-xid-119-gsp.txt"), 0)
     )
     assert gsp and {x.code for x in gsp} == {119}
+    assert [x.at for x in xids] == [186412.402121, 186412.403001] and {x.at for x in gsp} == {None}
+    monotonic = "source=journal\nlog=[   12.500000] gpu1 kernel: NVRM: Xid (PCI:0000:41:00): 63, row"
+    assert [(x.code, x.at) for x in parse_kernel_log(Section(monotonic, 0))[0] or ()] == [(63, 12.5)]
 
 
 def test_a_log_that_may_not_be_read_is_not_an_empty_one() -> None:
