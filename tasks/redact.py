@@ -127,7 +127,7 @@ def redact(value: Any, secrets: Iterable[str] = ()) -> Any:
     What JSON cannot hold becomes text (NaN and infinities become null), terminal escapes and
     invisible characters are dropped. Never raises; applying it twice changes nothing.
     """
-    found: set[str] = {_clean(secret) for secret in secrets if len(secret) >= 4}
+    found: set[str] = {clean(secret) for secret in secrets if len(secret) >= 4}
     masked = _walk(value, found, 0)
     known = _variants(secret for secret in found if MASK not in secret)
     return _replace(masked, re.compile("|".join(map(re.escape, known)))) if known else masked
@@ -214,14 +214,14 @@ def _sequence(items: list[Any], found: set[str], depth: int, key: str) -> list[A
         if len(items) == 2 and _PLAIN_NAME.fullmatch(items[0]) and names_a_secret(items[0]):
             return [_text(items[0], found), _hide(items[1], found, depth + 1)]
         # searched as one text: a key block spans log lines, a flag and its value are two arguments
-        return [*_search(_ITEM.join(map(_clean, items)), found).split(_ITEM)]
+        return [*_search(_ITEM.join(map(clean, items)), found).split(_ITEM)]
     return [_walk(item, found, depth + 1, key) for item in items]
 
 
 def _hide(value: Any, found: set[str], depth: int) -> Any:
     """Everything under a key that names a secret."""
     if isinstance(value, str):
-        text = _clean(value)
+        text = clean(value)
         if not text.strip() or _is_benign(text) or _PLACEHOLDER.match(text):
             return text
         bare = _SCHEME.sub("", text, count=1)
@@ -247,11 +247,11 @@ def _is_benign(text: str) -> bool:
 
 
 def _text(value: str, found: set[str], version: bool = False) -> str:
-    return _search(_clean(value), found, version)
+    return _search(clean(value), found, version)
 
 
-def _search(clean: str, found: set[str], version: bool = False) -> str:
-    masked, secrets = _scan(clean, version) if len(clean) <= 2000 else _scan.__wrapped__(clean, version)
+def _search(text: str, found: set[str], version: bool = False) -> str:
+    masked, secrets = _scan(text, version) if len(text) <= 2000 else _scan.__wrapped__(text, version)
     found.update(secrets)
     return masked
 
@@ -266,8 +266,11 @@ def _scan(text: str, version: bool) -> tuple[str, tuple[str, ...]]:
     return (text if version else _mask_addresses(text)), tuple(found)
 
 
-def _clean(text: str) -> str:
-    """Without terminal escapes and invisible characters; a progress bar's `\\r` ends a line."""
+def clean(text: str) -> str:
+    """Without terminal escapes and invisible characters; a progress bar's `\\r` ends a line.
+
+    What a host says may move a terminal's cursor, name its window or paint a PASS: none of it is shown raw.
+    """
     if not _ODD.search(text):
         return text
     text = text.replace("\r\n", "\n").replace("\r", "\n")

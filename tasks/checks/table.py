@@ -5,12 +5,14 @@ Everything here returns text. `width` is the number of columns to keep to; `colo
 
 from __future__ import annotations
 
-import textwrap
+import re
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 
 from tasks.checks.words import plural
 from tasks.findings import WORST_FIRST, Finding, Status, worst_first
+from tasks.redact import clean
+from tasks.terminal import columns, cut
 
 _LABEL: dict[Status, str] = {"fail": "FAIL", "warn": "WARN", "skipped": "skip", "ok": "ok"}
 _COLOUR: dict[Status, str] = {"fail": "31;1", "warn": "33;1", "skipped": "2", "ok": "32"}
@@ -28,6 +30,7 @@ _TITLE = {
     "net": "network",
 }
 _ID_WIDTH = 24
+_SPACELESS = re.compile("[\u2e80-\ua4cf\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe4f\uff00-\uffee]+")
 _NARROWEST = 48
 
 
@@ -141,15 +144,23 @@ def _finding_lines(finding: Finding, width: int, colour: bool) -> list[str]:
 
 
 def _wrapped(text: str, first: str, rest: str, width: int) -> list[str]:
-    """Text within the width. Words are never cut: commands and paths must stay whole to be copied."""
-    return textwrap.wrap(
-        text,
-        width,
-        initial_indent=first,
-        subsequent_indent=rest,
-        break_long_words=False,
-        break_on_hyphens=False,
-    ) or [first.rstrip()]
+    """Text within the width. Words are never cut: commands and paths must stay whole to be copied.
+
+    Only those of scripts without spaces are: there a line may end after any character.
+    """
+    lines: list[str] = []
+    line, empty = first, True
+    for before, word in re.findall(r"(\s*)(\S+)", clean(text)):
+        gap = "" if empty else " " * len(before)
+        while columns(line + gap + word) > width:
+            room = width - columns(line + gap)
+            piece = cut(word, room) if _SPACELESS.fullmatch(word) else ""
+            if not piece and empty:
+                break  # it is longer than a line
+            lines.append(f"{line}{gap}{piece}".rstrip())
+            line, empty, gap, word = rest, True, "", word[len(piece) :]
+        line, empty = f"{line}{gap}{word}", False
+    return [*lines, line.rstrip()]
 
 
 def render_hosts(
@@ -168,7 +179,7 @@ def render_hosts(
         return "no hosts"
     verdicts = {name: verdict(findings, name in strict) for name, findings in results.items()}
     rows = sorted(results.items(), key=lambda item: (WORST_FIRST.index(verdicts[item[0]]), item[0]))
-    name_width = max(len("host"), *(len(name) for name in results))
+    name_width = max(columns("host"), *(columns(name) for name in results))
     words: dict[Status, str] = {"fail": "not ready", "warn": "warnings", "ok": "ready", "skipped": "?"}
     lines = [f"{'host':{name_width}}  {'verdict':9}  fail  warn  skip  worst"]
     for name, findings in rows:
@@ -176,11 +187,15 @@ def render_hosts(
             sum(finding.status == status for finding in findings) for status in ("fail", "warn", "skipped")
         ]
         worst = worst_first(list(findings))[:1]
-        told = f"{worst[0].id}: {worst[0].summary}" if worst and worst[0].status in ("fail", "warn") else ""
-        head = f"{name:{name_width}}  "
+        told = (
+            f"{worst[0].id}: {clean(worst[0].summary)}"
+            if worst and worst[0].status in ("fail", "warn")
+            else ""
+        )
+        head = f"{name}{' ' * (name_width - columns(name))}  "
         numbers = "  ".join(f"{count:4}" for count in counts)
         left = max(12, width - name_width - 33)
-        told = told if len(told) <= left else told[: left - 1] + "…"
+        told = told if columns(told) <= left else cut(told, left - 1) + "…"
         came_to = verdicts[name]
         line = f"{head}{_painted(f'{words[came_to]:9}', came_to, colour)}  {numbers}  {told}"
         lines.append(line.rstrip())

@@ -4,8 +4,9 @@ import re
 
 import pytest
 
-from tasks.checks.table import render_host, render_hosts, verdict, verdict_line
+from tasks.checks.table import render_blocked, render_host, render_hosts, verdict, verdict_line
 from tasks.findings import Finding, fail, ok, skipped, warn
+from tasks.terminal import columns
 
 GOOD = ok("host.os", "Linux that the engine is built for", "Ubuntu 24.04.3 LTS, x86_64")
 UNREAD = skipped("gpu.xid", "the kernel's log may not be read")
@@ -114,3 +115,40 @@ def test_a_brief_table_counts_what_passed() -> None:
 
 def test_no_hosts_is_said() -> None:
     assert render_hosts({}) == "no hosts"
+
+
+HOSTILE = "\x1b]0;mine\x07\x1b[2J\x1b[1;32mPASS\x1b[0m\u202e\x9b31m of GPU 0"
+
+
+def test_what_a_host_says_moves_no_cursor_and_paints_nothing_while_our_colours_stay() -> None:
+    bad = fail("deep.copies", HOSTILE, observed=HOSTILE, expected=HOSTILE, fix=HOSTILE, reference=HOSTILE)
+    drawn = [
+        render_host("gpu1", [bad, ok("host.os", HOSTILE, HOSTILE)], colour=True),
+        render_hosts({"gpu1": [bad], "gpu2": [GOOD]}, colour=True),
+        render_blocked([bad], colour=True),
+    ]
+    for text in drawn:
+        ours = re.sub(r"\x1b\[(?:31;1|33;1|32|2|0)m", "", text)
+        assert "PASS31m of GPU 0" in ours
+        assert ours.isprintable() or set(filter(lambda c: not c.isprintable(), ours)) == {"\n"}
+        assert "\x1b[31;1m" in text
+
+
+def test_columns_stand_below_each_other_where_names_are_wide() -> None:
+    text = render_hosts({"工作站一号": [GOOD], "gpu1": [fail("a.b", "坏" * 60, fix="x")]}, width=80)
+    head, first, second = text.splitlines()[:3]
+    starts = [columns(line[: line.index(word)]) for line, word in ((first, "not ready"), (second, "ready"))]
+    assert starts == [columns(head[: head.index("verdict")])] * 2
+    assert columns(first) <= 80 and first.endswith("坏…")
+
+
+def test_scripts_without_spaces_are_wrapped_and_paths_in_them_stay_whole() -> None:
+    path = "/数据/模型" * 12
+    text = render_host("gpu1", [fail("disk.writable", "磁盘已满" * 30, observed=path, fix="x")], width=80)
+    assert [line for line in text.splitlines() if columns(line) > 80] == [f"        seen    {path}"]
+    assert "".join(text.split()).count("磁盘已满") == 30
+
+
+def test_room_between_a_command_and_its_remark_stays() -> None:
+    text = render_host("gpu1", [fail("a.b", "x", fix="modprobe nvidia   (then reboot)")])
+    assert "modprobe nvidia   (then reboot)" in text
