@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tasks.mistakes import nearest
+from tasks.redact import clean
 
 Verdict = Literal["better", "worse", "noise", "single run"]
 # Figures that are compared, with whether more is better.
@@ -214,7 +215,7 @@ def main(words: list[str], reports: Path) -> int:
     try:
         a, b = (load(word, reports) for word in words)
     except NoBenchmark as error:
-        print(f"rackwright compare: {error}", file=sys.stderr)
+        print(clean(f"rackwright compare: {error}"), file=sys.stderr)
         return 2
-    print(text_of(compare(a, b)))
+    print(clean(text_of(compare(a, b))))
     return 0

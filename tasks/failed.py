@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from tasks.redact import clean
+
 _why: dict[str, str] = {}
 
 
 def host_failed(host: str, why: str) -> None:
     """Remember the first reason of a host."""
-    lines = why.splitlines()
+    lines = clean(why).splitlines()
     _why.setdefault(host, lines[0] if lines else "failed")
 
 

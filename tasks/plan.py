@@ -34,6 +34,7 @@ from tasks.paths import host_folder
 from tasks.receipts import Receipt
 from tasks.recipe import SAFE_MODE, TRIAL, Recipe, WheelRoute
 from tasks.record import Record
+from tasks.redact import clean
 from tasks.remote import LostHost, Remote, steady
 from tasks.settings import Layout, Settings, layout_of
 from tasks.state import HostState, parse_state, state_section
@@ -283,6 +284,10 @@ class Plan:
 
     def say(self, text: str) -> None:
         """One line for the person at the terminal, with the host's name."""
+        self.show(clean(text))
+
+    def show(self, text: str) -> None:
+        """The same for what we have drawn: its colours stay, and what the host said in it was cleaned."""
         self.host.log(filled(text), logger.info)
 
     def complain(self, text: str) -> None:
@@ -338,7 +343,7 @@ def plan_for(host: Any, verb: str, *, preflight: bool = True) -> Plan | None:
         plan.record.finish("refused", verdict_line(plan.findings, strict))
         plan.complain(f"{plan.name}: {verdict_line(plan.findings, strict)}; nothing was changed")
         plan.say(f"report: {plan.record.page}")
-        plan.say("\n" + render_blocked(plan.findings, strict=strict, width=width, colour=colour))
+        plan.show("\n" + render_blocked(plan.findings, strict=strict, width=width, colour=colour))
         host.state.fail_hosts({real})
         return None
     return plan
@@ -352,5 +357,5 @@ def stop_host(host: Any, real: Any, message: str) -> None:
 
 
 def _log_error(real: Any, text: str) -> None:
-    for line in filled(text).splitlines():
+    for line in clean(filled(text)).splitlines():
         real.log_styled(line, fg="red", log_func=logger.error)

@@ -25,6 +25,7 @@ from tasks.failed import failed_lines  # noqa: E402
 from tasks.interrupt import catch_interrupts  # noqa: E402
 from tasks.paths import DEPLOYS  # noqa: E402
 from tasks.preflight import show_at_end  # noqa: E402
+from tasks.redact import clean  # noqa: E402
 from tasks.unreachable import explain_connections  # noqa: E402
 
 # pyinfra's words for hosts that failed, which it shows as faults of the file that it was reading
@@ -82,8 +83,8 @@ def _tell_unexpected(error: BaseException) -> None:
     if isinstance(error, EOFError):
         print("\n--> No answer, so nothing more was done. Add -y, or answer at a terminal.", file=sys.stderr)
         return
-    print("".join(traceback.format_exception(error)), end="", file=sys.stderr)
-    what = f"unexpected {type(error).__name__}: {error}"
+    print(clean("".join(traceback.format_exception(error))), end="", file=sys.stderr)
+    what = clean(f"unexpected {type(error).__name__}: {error}")
     print(f"--> {what} (a fault of rackwright: please report it, with the lines above)", file=sys.stderr)
 
 

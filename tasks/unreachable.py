@@ -25,6 +25,7 @@ from pyinfra.api.exceptions import ConnectError, PyinfraError
 from pyinfra.api.host import Host
 
 from tasks.failed import host_failed
+from tasks.redact import clean
 
 _NO_ROUTE = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN}
 
@@ -143,7 +144,8 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _told(error: BaseException) -> str:
-    text = " ".join(str(error.args[0] if error.args else error).split())
+    # the other side's banner may be in it, and nobody has logged in yet
+    text = " ".join(clean(str(error.args[0] if error.args else error)).split())
     return text or type(error).__name__
 
 

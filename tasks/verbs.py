@@ -15,6 +15,7 @@ from tasks.model.proof import Manifest
 from tasks.model.step import Weights
 from tasks.plan import Plan, plan_for, stop_host
 from tasks.promote import Promote, Rollback
+from tasks.redact import clean
 from tasks.remote import LostHost
 from tasks.service import Service, readable, refuse_unless_serving
 from tasks.status import status_lines
@@ -222,7 +223,7 @@ def logs(host: Any) -> None:
         plan.complain(f"{plan.name} does not answer: {lost}")
         host.state.fail_hosts({plan.host})
         return
-    for line in answer.stdout.splitlines():
+    for line in clean(answer.stdout).splitlines():
         print(line if len(host.state.inventory) == 1 else f"[{plan.name}] {line}")
     if not answer.stdout.strip():
         plan.say(f"no log of {name} here; is it installed? rackwright status INVENTORY")

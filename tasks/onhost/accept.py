@@ -171,6 +171,17 @@ def spelled(stream: str) -> str:
     return "".join(said)
 
 
+CONTROL = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b\n]*(?:\x07|\x1b\\)?|\x1b.?"
+    "|[\x00-\x08\x0e-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff\ud800-\udfff]"
+)
+
+
+def plain(text: str) -> str:
+    """One line for a terminal: no escapes, control or invisible characters, which a server may send."""
+    return " ".join(CONTROL.sub("", text).split())
+
+
 def cut(value: Any, characters: int = 600, items: int = 4) -> Any:
     """`value` small enough to read: long strings and lists end with what is left out."""
     if isinstance(value, dict):
@@ -1945,7 +1956,7 @@ def values_from(options: argparse.Namespace) -> Json:
 def table(result: Json) -> str:
     """The result for people."""
     lines = [
-        "%-8s %-28s %7.2fs  %s" % (c["verdict"], c["id"], c["seconds"], c["summary"])
+        "%-8s %-28s %7.2fs  %s" % (c["verdict"], c["id"], c["seconds"], plain(c["summary"]))
         for c in result["checks"]
     ]
     counts = ", ".join("%d %s" % (n, name) for name, n in result["counts"].items())

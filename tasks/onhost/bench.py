@@ -750,7 +750,7 @@ class OwnLoad:
 
 def last_line(text: str) -> str:
     """The last words of a program."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    lines = [line for line in map(accept.plain, text.splitlines()) if line]
     return lines[-1][:300] if lines else ""
 
 
@@ -958,8 +958,9 @@ def table(result: Json) -> str:
             for name in shown
         ]  # fmt: skip
         lines.append("%-16s %2d/%-2d  %s" % (row["name"], row["counted"], result["runs"], "  ".join(cells)))
-        lines += ["    " + why for why in reasons_of(row)]
-    lines.append("%s%s" % (result["verdict"].upper(), ": " + result["why"] if result["why"] else ""))
+        lines += ["    " + accept.plain(why) for why in reasons_of(row)]
+    why = ": " + accept.plain(result["why"]) if result["why"] else ""
+    lines.append(result["verdict"].upper() + why)
     return "\n".join(lines)
 
 
@@ -978,7 +979,7 @@ def main(argv: list[str], show: Callable[[str], None] = print) -> int:
     try:
         result = benchmark(session)
     except Refused as refused:
-        sys.stderr.write("bench.py: %s\n" % refused)
+        sys.stderr.write("bench.py: %s\n" % accept.plain(str(refused)))
         show(json.dumps({"error": refused.error}, ensure_ascii=False))
         return 1
     show(json.dumps(result, ensure_ascii=False) if as_json else table(result))

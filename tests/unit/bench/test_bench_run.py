@@ -310,6 +310,15 @@ def test_people_read_a_table(
     assert "32/4 x2" in out and "requests failed" in out and "FAIL" in out
 
 
+def test_what_an_engine_says_cannot_paint_the_table() -> None:
+    said = "1 of 8 requests failed: \x1b[2J\x1b[32mPASS\x1b[0m"
+    row = {"name": "a", "counted": 0, "median": {}, "spread": {}, "runs": [{"valid": False, "why": [said]}]}
+    text = bench.table({"cases": [row], "runs": 1, "verdict": "fail", "why": said})
+    assert text.isprintable() or "\x1b" not in text
+    assert text.splitlines()[-1] == "FAIL: 1 of 8 requests failed: PASS"
+    assert bench.last_line("first\n\x1b[31mboom\x1b[0m\n\x1b[0m\n") == "boom"
+
+
 @pytest.mark.parametrize("words", [["--case", "12"], ["--model", "m"], ["--stdin"]])
 def test_wrong_usage_ends_with_2(
     words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

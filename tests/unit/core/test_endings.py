@@ -13,7 +13,7 @@ from tasks import typed, verbs
 from tasks.checks.table import render_blocked
 from tasks.findings import fail, ok, skipped, warn
 from tasks.mistakes import Mistakes
-from tasks.plan import stop_host
+from tasks.plan import Plan, stop_host
 from tasks.recipe import load_recipe
 from tasks.record import Record
 from tasks.remote import Result
@@ -143,3 +143,27 @@ def test_what_leaves_for_a_person_or_a_report_names_the_inventory_as_typed(
     found = json.loads((tmp_path / "site.json").read_text("utf-8"))
     assert found["why"] == "rackwright status mine.py --data port=1"
     assert found["findings"][0]["fix"] == "rackwright start mine.py --data port=1"
+
+
+def test_what_a_host_says_is_shown_without_its_escapes_and_what_we_draw_in_our_colours() -> None:
+    shown: list[str] = []
+
+    class Host:
+        name = "a-host-that-speaks"
+        state = SimpleNamespace(fail_hosts=lambda hosts: None)
+
+        def log(self, text: str, how: Any) -> None:
+            shown.append(text)
+
+        def log_styled(self, text: str, **how: Any) -> None:
+            shown.append(text)
+
+    host = Host()
+    plan: Any = SimpleNamespace(host=host, name=host.name, show=lambda text: Plan.show(plan, text))
+    said = "\x1b]0;mine\x07\x1b[2Jstopped\x1b[0m"
+    Plan.say(plan, said)
+    Plan.complain(plan, said)
+    stop_host(host, host, said)
+    assert shown == ["stopped"] * 3
+    Plan.show(plan, "\x1b[31mFAIL\x1b[0m")
+    assert shown[3] == "\x1b[31mFAIL\x1b[0m"

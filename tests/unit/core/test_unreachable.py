@@ -13,7 +13,8 @@ from paramiko import AuthenticationException, PasswordRequiredException
 from paramiko.ssh_exception import NoValidConnectionsError
 from pyinfra.api.exceptions import ConnectError, PyinfraError
 
-from tasks.failed import failed_lines
+from tasks import failed
+from tasks.failed import failed_lines, host_failed
 from tasks.unreachable import ssh_line, unreachable
 
 DATA = {"ssh_hostname": "10.0.0.5", "ssh_port": 2222, "ssh_user": "root", "ssh_key": "~/.ssh/rented"}
@@ -91,3 +92,16 @@ def test_a_run_on_hosts_that_cannot_be_reached_names_each_and_ends_with_1(tmp_pa
     assert "Traceback" not in done.stderr
     assert "No hosts remaining" not in done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.py"]
+
+
+def test_a_banner_reaches_the_terminal_without_its_escapes() -> None:
+    banner = "SSH error (Incompatible version (\x1b]0;mine\x07\x1b[2J\x1b[32mREADY\x1b[0m instead of 2.0))"
+    why = unreachable("gpu1", DATA, ConnectError(banner))
+    assert why.what == "SSH error (Incompatible version (READY instead of 2.0))"
+
+
+def test_the_reasons_at_the_end_of_a_run_carry_no_escapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: dict[str, str] = {}
+    monkeypatch.setattr(failed, "_why", told)
+    host_failed("one", "\x1b[2Jtimeout\rof one\nFix: wait")
+    assert failed_lines(["one"], 2, told)[1] == "  one: timeout"
