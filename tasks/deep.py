@@ -58,7 +58,7 @@ def run_deep(plan: Plan) -> tuple[dict[str, Any] | None, str]:
     if not pythons:
         return None, "there is no Python 3.8 or newer on the host"
     total = int(DEFAULTS["total_s"])
-    request = {"pythons": pythons, "gpus": len(used), "total_s": total}
+    request = {"pythons": pythons, "gpus": [gpu.index for gpu in used], "total_s": total}
     given = json.dumps({"program": (ONHOST / PROGRAM).read_text("utf-8"), "request": request})
     plan.say(f"deep: copies and all_reduce over {len(used)} GPUs, at most {in_time(total)}")
     ticker = gevent.spawn(_tick, plan)

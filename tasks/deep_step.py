@@ -34,12 +34,13 @@ class Deep:
         if not self.plan.needs.want_gpu:
             return "the recipe uses no GPU"
         receipt = self.plan.receipt(self.name)
-        if receipt and receipt.digest == self.digest():
-            return f"{(receipt.detail.get('verdict') or {}).get('why')}, proven {receipt.at}"
+        verdict = (receipt.detail.get("verdict") or {}) if receipt else {}
+        if receipt and receipt.digest == self.digest() and verdict.get("works") is True:
+            return f"{verdict.get('why')}, proven {receipt.at}"
         return None
 
     def act(self) -> Done:
-        """Run it. Raises StepFailed when the GPUs do not work together, with or without P2P."""
+        """Run it. Raises StepFailed when the GPUs do not work together, or nothing could be proven."""
         plan = self.plan
         document, why = run_deep(plan)
         if document is None:
@@ -55,6 +56,9 @@ class Deep:
         worst = next((finding for finding in findings if finding.status == "fail"), None)
         if worst:
             raise StepFailed(f"{worst.id}: {worst.summary} ({worst.observed})\nFix: {worst.fix}")
+        if document["verdict"]["works"] is not True:
+            unread = "; ".join(finding.summary for finding in findings if finding.status == "skipped")
+            raise StepFailed(f"nothing is proven: {unread}\nFix: mend that, or leave deep=true out")
         for finding in findings:
             if finding.status == "warn":
                 plan.say(f"{finding.id}: {finding.summary} ({finding.observed})")

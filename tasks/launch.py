@@ -136,6 +136,8 @@ def launch_spec(
     flags = {**recipe.flags(mode, settings.route or recipe.engine.default), **nccl[1]}
     route = settings.route or recipe.engine.default
     model_dir = f"{layout.model_root}/{recipe.model.name}"
+    # CUDA_VISIBLE_DEVICES then means what nvidia-smi's indices mean (CUDA's own order is the fastest first)
+    gpu_order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if recipe.hardware.count else {}
     argv = [
         f"{layout.env}/bin/vllm",
         "serve",
@@ -152,7 +154,7 @@ def launch_spec(
         name=name,
         mode=mode,
         argv=tuple(argv),
-        env=engine_env(layout, {**recipe.env(mode, route), **nccl[0]}, cache_key),
+        env=engine_env(layout, {**gpu_order, **recipe.env(mode, route), **nccl[0]}, cache_key),
         unset=tuple(recipe.serve.unset),
         cwd=layout.run,
         bind=bind,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from tasks.checks.gpu import chosen
-from tasks.checks.links import P2P_OFF, NcclAdvice
+from tasks.checks.links import P2P_OFF, NcclAdvice, all_nvlink
 from tasks.checks.needs import Needs
 from tasks.checks.words import names, plural
 from tasks.facts import HostFacts
@@ -135,12 +136,15 @@ def _peers(needs: Needs, host: HostFacts, copies: Mapping[str, Any]) -> Finding:
     lowest = min(rows, key=lambda row: float(row["gb_s"]))
     told = f"{lowest['gb_s']:.1f} GB/s at least (GPU {lowest['from']} to {lowest['to']})"
     direct = all(row["direct"] for row in rows)
-    floor = _peer_floor(needs, host, direct)
-    if floor and float(lowest["gb_s"]) < floor:
+    slow = {
+        float(row["gb_s"]) / floor: (row, floor) for row in rows if (floor := _peer_floor(needs, host, row))
+    }
+    if slow and min(slow) < 1:
+        row, floor = slow[min(slow)]
         return warn(
             id,
             "copies between GPUs are slower than their link allows",
-            observed=told,
+            observed=f"{row['gb_s']:.1f} GB/s (GPU {row['from']} to {row['to']})",
             expected=f">= {floor:.0f} GB/s",
             fix="See gpu.topology and gpu.pcie_link for the pair that is named.",
             reference="half of the link's rate as nvidia-smi and the PCIe generation give it",
@@ -148,14 +152,17 @@ def _peers(needs: Needs, host: HostFacts, copies: Mapping[str, Any]) -> Finding:
     return ok(id, "direct copies between GPUs" if direct else "copies between GPUs go through the host", told)
 
 
-def _peer_floor(needs: Needs, host: HostFacts, direct: bool) -> float | None:
-    gpus = chosen(needs, host.gpu)
-    nvlink = host.gpu.nvlink
-    speeds = [sum(nvlink.speeds.get(gpu.index, ())) for gpu in gpus] if nvlink else []
-    if speeds and min(speeds) > 0:
-        return POOR * min(speeds)
-    floors = [floor for gpu in gpus if (floor := _pcie_floor(gpu.link_gen_max, gpu.link_width))]
-    return min(floors) if floors and direct else None
+def _peer_floor(needs: Needs, host: HostFacts, row: Mapping[str, Any]) -> float | None:
+    """What a pair's own link must give: its NVLinks where the matrix says `NV4`, else PCIe if direct."""
+    pair = (row["from"], row["to"])
+    kind = host.gpu.topology.between.get(pair, "") if host.gpu.topology else ""
+    speeds = host.gpu.nvlink.speeds.get(row["from"], ()) if host.gpu.nvlink else ()
+    links = re.fullmatch(r"NV(\d{1,3})", kind)
+    if links:
+        return POOR * int(links[1]) * min(speeds) if speeds else None
+    ends = [gpu for gpu in chosen(needs, host.gpu) if gpu.index in pair]
+    floors = [floor for gpu in ends if (floor := _pcie_floor(gpu.link_gen_max, gpu.link_width))]
+    return min(floors) if floors and row["direct"] else None
 
 
 def _all_reduce(needs: Needs, host: HostFacts, result: Mapping[str, Any]) -> list[Finding]:
@@ -164,10 +171,25 @@ def _all_reduce(needs: Needs, host: HostFacts, result: Mapping[str, Any]) -> lis
     runs = result["all_reduce"]
     if result.get("copies") is None:
         return [skipped(id, str(verdict["why"]))]
+    gpus = chosen(needs, host.gpu)
+    wanted = len(gpus) or (needs.gpu.count if needs.gpu else 0)
+    if int(result["torch"]["gpus"]) < wanted:
+        return [
+            fail(
+                id,
+                "torch sees fewer GPUs than the recipe uses: the engine would not start on them",
+                observed=f"{result['torch']['gpus']} of {wanted}, by {result['torch'].get('python')}",
+                expected=plural(wanted, "GPU"),
+                fix="See gpu.mig and gpu.device_nodes, and which GPUs the container was given.",
+                reference="torch.cuda.device_count",
+            )
+        ]
     if not runs:
         single = len(result["copies"]["host_device"]) < 2
         return [ok(id, str(verdict["why"])) if single else skipped(id, "time ran out before it was tried")]
     told = "; ".join(_run(run) for run in runs)
+    if verdict["works"] is None and all(run["status"] == "ok" for run in runs):
+        return [skipped(id, f"{verdict['why']}: time ran out ({told})")]
     if not verdict["works"]:
         return [
             fail(
@@ -191,8 +213,7 @@ def _all_reduce(needs: Needs, host: HostFacts, result: Mapping[str, Any]) -> lis
                 reference=_HANG,
             )
         ]
-    nvlink = host.gpu.nvlink
-    gpus = chosen(needs, host.gpu)
+    nvlink = host.gpu.nvlink if all_nvlink(needs, host) else None
     speeds = [sum(nvlink.speeds.get(gpu.index, ())) for gpu in gpus] if nvlink else []
     bus = min(float(run["bus_gb_s"]) for run in good)
     if speeds and min(speeds) > 0 and bus < POOR_BUS * min(speeds):

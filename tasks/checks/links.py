@@ -61,7 +61,7 @@ def nccl_advice(needs: Needs, host: HostFacts) -> NcclAdvice:
         return NcclAdvice(True, "the P2P status could not be read, so the recipe's settings stand")
     if statuses - {"OK"}:
         return NcclAdvice(False, f"P2P status {names(sorted(statuses))}", off_env, off_flags)
-    if _all_nvlink(needs, host):
+    if all_nvlink(needs, host):
         return NcclAdvice(True, "all GPUs are joined by NVLink")
     if redirected(host):
         return NcclAdvice(False, "the bridges redirect peer traffic (ACS)", off_env, off_flags)
@@ -76,7 +76,8 @@ def _p2p_statuses(needs: Needs, host: HostFacts) -> set[str] | None:
     return set().union(*(matrix.among(used) for matrix in matrices)) or None
 
 
-def _all_nvlink(needs: Needs, host: HostFacts) -> bool:
+def all_nvlink(needs: Needs, host: HostFacts) -> bool:
+    """Every two GPUs that are used are joined by NVLink."""
     used = [gpu.index for gpu in chosen(needs, host.gpu)]
     kinds = host.gpu.topology.among(used) if host.gpu.topology else set()
     return bool(kinds) and all(kind.startswith("NV") for kind in kinds)
@@ -182,7 +183,7 @@ def p2p(needs: Needs, host: HostFacts) -> Finding:
         )
     if disabled:
         return ok("gpu.p2p", f"{advice.why}: {P2P_OFF}", observed)
-    if _all_nvlink(needs, host):
+    if all_nvlink(needs, host):
         return ok(
             "gpu.p2p", "NVLink; an OK here is still no proof (deep=true runs a real all_reduce)", observed
         )
@@ -200,7 +201,7 @@ def iommu_acs(needs: Needs, host: HostFacts) -> Finding:
     facts = host.gpu
     if len(chosen(needs, facts)) < 2:
         return skipped(id, "it matters between GPUs, and fewer than two are used")
-    if _all_nvlink(needs, host):
+    if all_nvlink(needs, host):
         return ok(id, "the GPUs are joined by NVLink and do not need PCIe peer access")
     words = [w for w in (host.system.cmdline or "").split() if "iommu" in w]
     types = {gpu.iommu for gpu in facts.pci or () if gpu.iommu}

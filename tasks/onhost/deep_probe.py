@@ -21,6 +21,7 @@ environment says otherwise: it is not what is asked here, and a fault in it can 
 
 Request: {"pythons": ["/opt/rackwright/env/bin/python"], "gpus": null, "bytes": 268435456,
           "deadline_s": 90, "total_s": 420, "p2p": "auto"}     every key may be left out
+`gpus`: so many, or the indices of those that are meant, as nvidia-smi counts them; null for all.
 Exit status: 0 the GPUs work together with the settings of the verdict, 1 they do not (or a process could not
 be ended), 2 wrong usage.
 """
@@ -96,10 +97,13 @@ class Children:
         self.stuck: List[int] = []
         self.errors: Dict[int, Any] = {}
         self.program = source()
+        self.devices: Optional[List[int]] = None
 
     def start(self, python: str, kind: str, request: Json, env: Dict[str, str]) -> "subprocess.Popen[str]":
         """Start a worker in a session of its own, its request on stdin; stderr is kept for `last_words`."""
         errors = scratch()
+        if self.devices is not None:
+            env = dict(env, CUDA_VISIBLE_DEVICES=",".join(str(index) for index in self.devices))
         child = subprocess.Popen(
             [python, "-B", "-c", BOOT, "--worker", kind],
             stdin=subprocess.PIPE,
@@ -293,14 +297,15 @@ def measure_copies(children: Children, python: str, request: Json, seconds: floa
     """Bandwidth of every way data can be copied, and whether it arrived whole. Partial when it hung."""
     done = run_one(children, python, "copies", request, seconds)
     result: Json = {"host_device": [], "peers": [], "status": "ok"}
+    index = children.devices if children.devices is not None else list(range(int(request["gpus"])))
     doing = "start"
     for line in done["lines"]:
         if "doing" in line:
             doing = line["doing"]
         elif "gpu" in line:
-            result["host_device"].append(line)
+            result["host_device"].append(dict(line, gpu=index[line["gpu"]]))
         elif "from" in line:
-            result["peers"].append(line)
+            result["peers"].append(dict(line, **{"from": index[line["from"]], "to": index[line["to"]]}))
     if done["hung"]:
         result.update(status="hang", at=doing)
     elif not any(line.get("done") for line in done["lines"]):
@@ -366,21 +371,28 @@ def all_reduce(children: Children, python: str, ranks: int, p2p: bool, size: int
     return outcome
 
 
+def unproven(why: str) -> Json:
+    """The verdict where nothing was shown to work, or not to."""
+    return {"p2p": None, "works": None, "env": {}, "flags": {}, "why": why}
+
+
 def verdict(runs: List[Json], copies: Optional[Json], gpus: int) -> Json:
-    """Which NCCL settings follow. `p2p` is None when nothing worked, or there was nothing to prove."""
+    """Which NCCL settings follow for so many GPUs. `p2p` is None when nothing worked or was to be proven.
+
+    `works` is None where neither is known: a proof is a right sum over all of them.
+    """
     off = {"env": {"NCCL_P2P_DISABLE": "1"}, "flags": {"disable-custom-all-reduce": True}}
     if gpus < 2:
-        return {
-            "p2p": None,
-            "works": True,
-            "env": {},
-            "flags": {},
-            "why": "a single GPU needs no NCCL settings",
-        }
+        return dict(unproven("a single GPU needs no NCCL settings"), works=True)
     with_p2p = [run for run in runs if run["p2p"]]
     without = [run for run in runs if not run["p2p"]]
     damaged = copies is not None and copies["status"] == "wrong_data"
-    if with_p2p and all(run["status"] == "ok" for run in with_p2p) and not damaged:
+
+    def proven(group: List[Json]) -> bool:
+        """Right at every number of ranks that was tried, the whole number among them."""
+        return all(run["status"] == "ok" for run in group) and gpus in [run["ranks"] for run in group]
+
+    if proven(with_p2p) and not damaged:
         counts = " and ".join(str(run["ranks"]) for run in with_p2p)
         return {
             "p2p": True,
@@ -394,9 +406,18 @@ def verdict(runs: List[Json], copies: Optional[Json], gpus: int) -> Json:
     cause = "peer copies arrive damaged" if damaged else "with P2P all_reduce was not tried"
     if bad is not None:
         cause = "with P2P all_reduce over %d GPUs %s" % (bad["ranks"], words[bad["status"]])
-    if without and all(run["status"] == "ok" for run in without):
+    if proven(without):
         return {"p2p": False, "works": True, **off, "why": cause + ", without P2P it works"}
-    return {"p2p": None, "works": False, **off, "why": cause + ", and without P2P it does not work either"}
+    if any(run["status"] != "ok" for run in without):
+        return {
+            "p2p": None,
+            "works": False,
+            **off,
+            "why": cause + ", and without P2P it does not work either",
+        }
+    if bad is not None or damaged:
+        return unproven(cause + ", and without P2P it was not tried over %d GPUs" % gpus)
+    return unproven("all_reduce was not tried over %d GPUs" % gpus)
 
 
 def probe(request: Json, children: Children) -> Json:
@@ -407,19 +428,17 @@ def probe(request: Json, children: Children) -> Json:
     def left() -> float:
         return max(1.0, min(each, total - (time.monotonic() - started)))
 
+    if isinstance(request["gpus"], list):
+        children.devices = [int(index) for index in request["gpus"]]
     Progress.say(0, "looking for a Python with torch")
     torch = find_torch(children, [str(python) for python in request["pythons"]], left())
     document: Json = {"torch": torch, "copies": None, "all_reduce": [], "stuck": []}
     if torch["python"] is None:
-        document["verdict"] = {
-            "p2p": None,
-            "works": None,
-            "env": {},
-            "flags": {},
-            "why": "no Python with torch",
-        }
+        document["verdict"] = unproven("no Python with torch")
         return document
-    gpus = int(torch["gpus"]) if request["gpus"] is None else min(int(request["gpus"]), int(torch["gpus"]))
+    seen, asked = int(torch["gpus"]), request["gpus"]
+    wanted = len(asked) if isinstance(asked, list) else int(asked or seen)
+    gpus = min(wanted, seen)
     Progress.say(1, "copies between host and %d GPUs" % gpus)
     size = int(request["bytes"])
     document["copies"] = measure_copies(children, torch["python"], {"gpus": gpus, "bytes": size}, left())
@@ -438,7 +457,10 @@ def probe(request: Json, children: Children) -> Json:
             good = all(run["status"] == "ok" for run in runs if run["p2p"] == p2p)
             if good and document["copies"]["status"] != "wrong_data":
                 break
-    document["verdict"] = verdict(runs, document["copies"], gpus)
+    if gpus < wanted:
+        document["verdict"] = unproven("torch sees %d of %d GPUs" % (gpus, wanted))
+    else:
+        document["verdict"] = verdict(runs, document["copies"], gpus)
     document["stuck"] = children.stuck
     document["seconds"] = round(time.monotonic() - started, 1)
     Progress.say(STEPS, document["verdict"]["why"])
@@ -623,8 +645,11 @@ def read_request(given: Json) -> Json:
     if request["bytes"] < MIB:
         raise ValueError("bytes must be at least %d" % MIB)
     gpus = request["gpus"]
-    if gpus is not None and (isinstance(gpus, bool) or not isinstance(gpus, int) or gpus < 1):
-        raise ValueError("gpus must be a positive number or null")
+    if isinstance(gpus, list):
+        if not gpus or not all(type(index) is int and index >= 0 for index in gpus):
+            raise ValueError("gpus must be a list of indices, a positive number or null")
+    elif gpus is not None and (type(gpus) is not int or gpus < 1):
+        raise ValueError("gpus must be a list of indices, a positive number or null")
     if request["p2p"] not in ("auto", "on", "off"):
         raise ValueError("p2p must be auto, on or off")
     if not isinstance(request["pythons"], list):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from composed_hosts import gpu_host
 
 from tasks.checks import GpuNeed, Needs
 from tasks.checks.deep import deep_findings, proven_advice
-from tasks.onhost.deep_probe import BOOT
+from tasks.facts.links import Matrix, NvLinks
+from tasks.onhost.deep_probe import BOOT, unproven, verdict
 
 ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = ROOT / "tasks" / "onhost" / "deep_probe.py"
@@ -108,6 +110,45 @@ def test_no_torch_and_no_gpu_are_reasons_and_no_crash() -> None:
     assert "libcudart" in document["torch"]["tried"][sys.executable]
     _, document, _ = deep("no-gpu", deadline=10)
     assert "sees no GPU" in document["torch"]["tried"][sys.executable]
+
+
+def test_the_gpus_that_are_named_are_the_ones_that_are_used(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    asked = {"gpus": [4, 6]}
+    code, document, _ = deep(deadline=20, request=asked, FAKE_TORCH_GPUS="8", FAKE_TORCH_LOG=str(log))
+    assert (code, document["verdict"]["works"]) == (0, True)
+    assert [row["gpu"] for row in document["copies"]["host_device"]] == [4, 6]
+    assert [(row["from"], row["to"]) for row in document["copies"]["peers"]] == [(4, 6), (6, 4)]
+    first = json.loads(log.read_text().splitlines()[0])
+    assert (first["CUDA_VISIBLE_DEVICES"], first["CUDA_DEVICE_ORDER"]) == ("4,6", "PCI_BUS_ID")
+
+
+@pytest.mark.parametrize(("gpus", "seen"), [(4, 2), ([0, 5], 1), (2, 1)])
+def test_fewer_gpus_than_were_asked_for_prove_nothing(gpus: Any, seen: int) -> None:
+    code, document, _ = deep(deadline=20, request={"gpus": gpus}, FAKE_TORCH_GPUS=str(min(seen, 2)))
+    wanted = gpus if isinstance(gpus, int) else len(gpus)
+    assert code == 1
+    assert document["verdict"] == unproven(f"torch sees {seen} of {wanted} GPUs")
+    assert len(document["copies"]["host_device"]) == seen
+
+
+@pytest.mark.parametrize(
+    ("runs", "works", "words"),
+    [
+        ([(2, True, "ok"), (4, True, "ok")], True, "right over 2 and 4"),
+        ([(2, True, "ok")], None, "not tried over 4 GPUs"),
+        ([], None, "not tried over 4 GPUs"),
+        ([(2, True, "hang"), (2, False, "ok")], None, "without P2P it was not tried over 4 GPUs"),
+        ([(2, True, "hang")], None, "without P2P it was not tried over 4 GPUs"),
+        ([(2, True, "hang"), (2, False, "ok"), (4, False, "ok")], True, "without P2P it works"),
+        ([(2, True, "hang"), (2, False, "hang")], False, "does not work either"),
+    ],
+)
+def test_a_proof_is_a_right_sum_over_all_gpus(runs: list[Any], works: bool | None, words: str) -> None:
+    said = [{"ranks": ranks, "p2p": p2p, "status": status} for ranks, p2p, status in runs]
+    found = verdict(said, {"status": "ok"}, 4)
+    assert found["works"] is works and words in found["why"]
+    assert (proven_advice({"verdict": found}) is not None) is (works is True)
 
 
 def test_multicast_is_off_unless_the_caller_says_otherwise(tmp_path: Path) -> None:
@@ -206,6 +247,9 @@ def _runs(pid: int) -> bool:
         ({"bytes": 0}, "bytes must be a positive number"),
         ({"bytes": 10}, "bytes must be at least"),
         ({"gpus": 0}, "gpus must be"),
+        ({"gpus": []}, "gpus must be"),
+        ({"gpus": [0, -1]}, "gpus must be"),
+        ({"gpus": True}, "gpus must be"),
         ({"p2p": "maybe"}, "p2p must be auto, on or off"),
         ({"colour": "red"}, "unknown keys: colour"),
         ([], "must be a JSON object"),
@@ -320,8 +364,62 @@ def test_nvlink_is_held_to_its_own_rate(needs: MakeNeeds) -> None:
     assert findings["deep.all_reduce"].status == "warn"
 
 
+def test_bridged_pairs_are_held_to_nvlink_and_the_others_to_pcie(needs: MakeNeeds) -> None:
+    bridged = ({0, 1}, {2, 3})
+    pairs = [(a, b) for a in range(4) for b in range(4) if a != b]
+    host = gpu_host("rtx-pro-6000-x4")
+    matrix = Matrix((0, 1, 2, 3), {(a, b): "NV12" if {a, b} in bridged else "SYS" for a, b in pairs})
+    gpus = tuple(replace(gpu, link_gen_max=4, link_width=16) for gpu in host.gpu.gpus)
+    links = NvLinks(dict.fromkeys(range(4), (25.0,) * 12), {})
+    host = replace(host, gpu=replace(host.gpu, gpus=gpus, nvlink=links, topology=matrix))
+
+    def peer(bridge: float, other: float) -> tuple[str, str | None]:
+        rows = [
+            {
+                "from": a,
+                "to": b,
+                "gb_s": bridge if {a, b} in bridged else other,
+                "whole": True,
+                "direct": True,
+            }
+            for a, b in pairs
+        ]
+        slow_bus = [{"ranks": 4, "p2p": True, "status": "ok", "bus_gb_s": 20.0, "latency_us": 30.0}]
+        said = document(copies={**document()["copies"], "peers": rows}, all_reduce=slow_bus)
+        found = {f.id: f for f in deep_findings(needs(gpu=GpuNeed((), 4)), host, said)}
+        assert found["deep.all_reduce"].status == "ok"
+        return found["deep.peer"].status, found["deep.peer"].expected
+
+    assert peer(240.0, 22.0)[0] == "ok"
+    assert peer(100.0, 22.0) == ("warn", ">= 150 GB/s")
+    assert peer(240.0, 9.0) == ("warn", ">= 12 GB/s")
+
+
+def test_torch_that_sees_fewer_gpus_than_the_recipe_uses_fails(needs: MakeNeeds) -> None:
+    for seen in (1, 2):
+        rows = document()["copies"]["host_device"][:seen]
+        found = judged(
+            needs,
+            torch={"python": "/p", "gpus": seen},
+            copies={"status": "ok", "host_device": rows, "peers": []},
+            all_reduce=[],
+            verdict=unproven("fewer"),
+        )
+        assert found["deep.all_reduce"][0] == "fail" and "fewer GPUs" in found["deep.all_reduce"][1]
+
+
+def test_time_that_ran_out_is_skipped_and_a_hang_that_nothing_mends_fails(needs: MakeNeeds) -> None:
+    right = {"ranks": 2, "p2p": True, "status": "ok", "bus_gb_s": 40.0, "latency_us": 30.0}
+    early = judged(needs, all_reduce=[right], verdict=verdict([right], {"status": "ok"}, 4))
+    assert early["deep.all_reduce"][0] == "skipped"
+    hang = {"ranks": 2, "p2p": True, "status": "hang", "at": "first all_reduce"}
+    stuck = judged(needs, all_reduce=[hang], verdict=verdict([hang], {"status": "ok"}, 4))
+    assert stuck["deep.all_reduce"][0] == "fail"
+
+
 def test_one_gpu_of_several_has_nothing_to_prove(needs: MakeNeeds) -> None:
     one = {**document()["copies"], "host_device": document()["copies"]["host_device"][:1], "peers": []}
+    wanted = needs(gpu=replace(RTX, count=1))
     verdict = {
         "p2p": None,
         "works": True,
@@ -329,7 +427,8 @@ def test_one_gpu_of_several_has_nothing_to_prove(needs: MakeNeeds) -> None:
         "flags": {},
         "why": "a single GPU needs no NCCL settings",
     }
-    found = judged(needs, copies=one, all_reduce=[], verdict=verdict)
+    said = document(copies=one, all_reduce=[], verdict=verdict)
+    found = {f.id: (f.status, f.summary) for f in deep_findings(wanted, gpu_host("rtx-pro-6000-x4"), said)}
     assert found["deep.all_reduce"] == ("ok", "a single GPU needs no NCCL settings")
     assert "deep.peer" not in found
 

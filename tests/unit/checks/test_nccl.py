@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, replace
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ from tasks.deep import nccl_of, proof_key, run_deep
 from tasks.deep_step import Deep
 from tasks.facts import HostFacts
 from tasks.needs import needs_of
+from tasks.onhost.deep_probe import unproven
 from tasks.plan import Plan
 from tasks.receipts import Receipt
 from tasks.recipe import load_recipe
@@ -114,9 +116,38 @@ def test_the_step_keeps_what_was_proven_and_stops_where_nothing_works(
     monkeypatch.setattr("tasks.deep_step.run_deep", lambda plan: (dead, ""))
     with pytest.raises(StepFailed, match=r"without it too"):
         step.act()
+    torchless = {
+        "torch": {"python": None, "tried": {"/x": "No module named 'torch'"}},
+        "copies": None,
+        "all_reduce": [],
+        "stuck": [],
+        "verdict": unproven("no Python with torch"),
+    }
+    monkeypatch.setattr("tasks.deep_step.run_deep", lambda plan: (torchless, ""))
+    with pytest.raises(StepFailed, match=r"nothing is proven: .*No module named 'torch'"):
+        step.act()
+    kept = Receipt("deep", step.digest(), 1, {**done.detail, "verdict": unproven("no Python with torch")})
+    plan.state = HostState(receipts={"deep": kept})
+    assert step.unchanged() is None, "a receipt without a proof is none"
     monkeypatch.setattr("tasks.deep_step.run_deep", lambda plan: (None, "no Python"))
     with pytest.raises(StepFailed, match="no Python"):
         step.act()
+
+
+def test_the_probe_is_given_the_very_gpus_that_the_engine_will_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_on(gpu_host("h20-x8"))
+    plan.needs = replace(plan.needs, env={"CUDA_VISIBLE_DEVICES": "4,5,6,7"})
+    asked = []
+
+    def run(command: str, *, stdin: str, timeout: float) -> Result:
+        asked.append(json.loads(stdin)["request"]["gpus"])
+        return Result(0, json.dumps(document()), "")
+
+    monkeypatch.setattr(plan.remote, "run", run)
+    monkeypatch.setattr(plan, "say", lambda text: None)
+    assert run_deep(plan)[0] is not None
+    assert asked == [[4, 5, 6, 7]]
+    assert dict(plan.spec().env)["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
 
 
 def test_a_new_engine_or_driver_is_proven_anew() -> None:

@@ -121,7 +121,9 @@ class cuda:
 
     @staticmethod
     def device_count():
-        return 0 if "no-gpu" in FAULTS else int(os.environ.get("FAKE_TORCH_GPUS", "2"))
+        there = 0 if "no-gpu" in FAULTS else int(os.environ.get("FAKE_TORCH_GPUS", "2"))
+        listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+        return there if listed is None else len([word for word in listed.split(",") if int(word) < there])
 
     @staticmethod
     def get_device_name(index):
@@ -154,6 +156,8 @@ class _Distributed:
                 "NCCL_NVLS_ENABLE",
                 "TORCH_SYMM_MEM_DISABLE_MULTICAST",
                 "MASTER_ADDR",
+                "CUDA_VISIBLE_DEVICES",
+                "CUDA_DEVICE_ORDER",
             )
             with Path(log).open("a") as out:
                 out.write(
