@@ -21,6 +21,8 @@ TOOLS_BYTES = 300_000_000
 BYTES_PER_FILE = 45_000
 
 
+# What the oldest names of manylinux stand for (PEP 513, 571 and 599); newer ones say it (PEP 600).
+_MANYLINUX = {"manylinux1": (2, 5), "manylinux2010": (2, 12), "manylinux2014": (2, 17)}
 # A release in an image's tag: `vllm/vllm-openai:v0.26.0-cu129`.
 _RELEASE = re.compile(r":v?(\d+\.\d+(?:\.\d+)?)(?:-|$)")
 
@@ -54,7 +56,7 @@ def needs_of(plan: Plan) -> Needs:
         python=None if isinstance(pins, DockerRoute) or plan.state.has("env") else pins.python,
         python_path=settings.python,
         env_kind=settings.env_kind,
-        glibc="2.28" if isinstance(pins, WheelRoute) else None,  # manylinux_2_28 wheels
+        glibc=_glibc(recipe, pins),
         cpu_flags=tuple(hardware.cpu_flags),
         libraries=tuple(hardware.libraries),
         compiles_later=not all(
@@ -129,6 +131,31 @@ def _engine_version(pins: WheelRoute | SourceRoute | DockerRoute) -> str | None:
         found = _RELEASE.search(pins.image)
         return found.group(1) if found else None
     return pins.version if "." in pins.version else None
+
+
+def _glibc(recipe: Recipe, pins: WheelRoute | SourceRoute | DockerRoute) -> str | None:
+    """The oldest glibc on which every wheel of the lock, and every pinned one, can be installed."""
+    if isinstance(pins, DockerRoute):
+        return None
+    files = [wheel.file for wheel in pins.wheels]
+    if pins.lock:
+        files += [pin.file for pin in parse_lock(recipe.beside(pins.lock).read_text("utf-8"))]
+    floors = [floor for file in files if (floor := glibc_of(file))]
+    return ".".join(str(part) for part in max(floors)) if floors else None
+
+
+def glibc_of(file: str) -> tuple[int, int] | None:
+    """The oldest glibc that a wheel's file name allows: the lowest of its tags; None where it names none."""
+    floors = []
+    for tag in file.removesuffix(".whl").split("-")[-1].split("."):
+        named = re.match(r"manylinux_(\d+)_(\d+)_", tag)
+        if named:
+            floors.append((int(named[1]), int(named[2])))
+        elif tag.split("_")[0] in _MANYLINUX:
+            floors.append(_MANYLINUX[tag.split("_")[0]])
+        elif tag == "any" or tag.startswith("linux_"):
+            return None
+    return min(floors, default=None)
 
 
 def _flashinfer(recipe: Recipe, pins: WheelRoute | SourceRoute | DockerRoute) -> str | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tasks.checks.needs import DiskNeed, Needs
 from tasks.checks.words import SUDO, count, names, size
 from tasks.facts import HostFacts
-from tasks.facts.disk import PathFacts
+from tasks.facts.disk import UNCOUNTED, PathFacts
 from tasks.findings import Finding, fail, ok, skipped, warn
 
 # Below this much left over, logs and caches fill the disk in days.
@@ -108,9 +108,12 @@ def inodes(needs: Needs, host: HostFacts) -> Finding:
     """Inodes free on every file system: an environment is some 100 000 files."""
     if not needs.disk:
         return skipped("disk.inodes", "nothing is to be written")
-    short, seen, unread = [], [], []
+    short, seen, unread, uncounted = [], [], [], []
     for shared in by_filesystem(needs, host):
         free = shared.facts.free_inodes
+        if shared.facts.reasons.get("inodes") == UNCOUNTED:
+            uncounted.append(f"{shared.label}: {UNCOUNTED}")
+            continue
         if free is None:
             unread.append(f"{shared.label}: {_why(shared.facts, 'inodes')}")
             continue
@@ -127,9 +130,9 @@ def inodes(needs: Needs, host: HostFacts) -> Finding:
             fix="Delete folders with many small files (old environments, package caches), or move elsewhere.",
             reference="df -i; rented file storage has a quota of files as well as of bytes",
         )
-    if not seen:
-        return skipped("disk.inodes", "; ".join(unread))
-    return ok("disk.inodes", "enough inodes", "; ".join([*seen, *unread]))
+    if unread or not seen:
+        return skipped("disk.inodes", "; ".join(unread or uncounted))
+    return ok("disk.inodes", "enough inodes", "; ".join([*seen, *uncounted]))
 
 
 def shm(needs: Needs, host: HostFacts) -> Finding:
@@ -178,7 +181,9 @@ def writable(needs: Needs, host: HostFacts) -> Finding:
     wrong, unread = [], []
     for need in needs.disk:
         facts = host.disk.at(need.path)
-        if facts.exists and facts.directory is False:
+        if facts.late:
+            wrong.append(f"{need.path}: {_why(facts, 'space')}")
+        elif facts.exists and facts.directory is False:
             wrong.append(f"{need.path} is a file, not a folder")
         elif facts.directory is False:
             wrong.append(f"{facts.at} is a file, so {need.path} cannot be made")

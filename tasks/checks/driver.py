@@ -27,18 +27,17 @@ def version(needs: Needs, host: HostFacts) -> Finding:
         return ok("driver.version", "new enough", facts.driver, f">= {floor}")
     because = f"CUDA {needs.cuda_major} needs it" if floor == of_cuda else "the recipe needs it"
     major = floor.split(".")[0]
-    older = (
-        needs.cuda_major and f" Or use an engine build for CUDA {needs.cuda_major - 1} (its -cu129 image)."
-    )
-    in_container = "The driver is the machine's: rent a host with a newer one." + (older or "")
+    # vLLM publishes images for CUDA 12.9 beside those for 13, and none for anything older
+    older = "Or use an engine build for CUDA 12 (its -cu129 image)." if needs.cuda_major == 13 else ""
+    newer = f"apt-get install -y nvidia-driver-{major}-server-open && reboot  "
+    if host.system.container:
+        newer = "The driver is the machine's: rent a host with a newer one."
     return fail(
         "driver.version",
         f"the driver is too old ({because})",
         observed=facts.driver,
         expected=f">= {floor}",
-        fix=in_container
-        if host.system.container
-        else f"apt-get install -y nvidia-driver-{major}-server-open && reboot.{older}",
+        fix=f"{newer} {older}".strip(),
         reference="NVIDIA CUDA release notes, minimum driver; symptom: 'driver too old (found 12080)'",
     )
 

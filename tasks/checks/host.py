@@ -10,12 +10,35 @@ from tasks.facts.net import Owner
 from tasks.facts.text import at_least
 from tasks.findings import Finding, fail, ok, skipped, warn
 
+# The probe's section of receipts, jobs and what is installed (plan.py).
+STATE = "state"
 CLOCK_WARN_S = 120
 CLOCK_FAIL_S = 3600
 SWAP_IN_USE = 0.1
 DEFAULT_UNPRIVILEGED = 1024  # the kernel's own, where the host does not tell
 _PACKAGE_OF = {"libnuma.so.1": "libnuma1"}  # Debian's and Ubuntu's
 HUGE_PAGE_BYTES = 2 * 1024**2
+
+
+def probe(needs: Needs, host: HostFacts) -> list[Finding]:
+    """The host answered to the end, and what is installed there is known; said only when not."""
+    if host.complete and not host.reasons:
+        return []
+    what = names(f"{name}: {why}" if name != "*" else why for name, why in host.reasons.items())
+    blind = not host.complete or STATE in host.reasons
+    finding = fail if blind else warn
+    return [
+        finding(
+            "host.probe",
+            "the host's answer is not whole: what is missing here could not be judged"
+            if blind
+            else "a part of the host's answer could not be read",
+            observed=what or "no answer",
+            expected="an answer to every question",
+            fix="Run it again; if it stays so, look for what hangs on the host (`df`, `ls` of the folders of "
+            "the layout, `nvidia-smi`).",
+        )
+    ]
 
 
 def os_release(needs: Needs, host: HostFacts) -> Finding:

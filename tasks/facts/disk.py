@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tasks.facts.text import Section, get_section, size_of, yes
 
@@ -14,6 +14,13 @@ NETWORK_TYPES = frozenset({
     "afs", "autofs", "quobyte", "wekafs", "orangefs", "curvefs",
 })  # fmt: skip
 MEMORY_TYPES = frozenset({"tmpfs", "ramfs", "devtmpfs"})
+# FUSE file systems that only show local disks in another way.
+LOCAL_FUSE = frozenset({"fuse.fuse-overlayfs", "fuse.mergerfs", "fuse.lxcfs"})
+# A container's root: its room is that of the disk under it, whose name is not told.
+OVERLAYS = frozenset({"overlay", "fuse.fuse-overlayfs"})
+# Between two calls of df the same disk loses a little.
+DRIFT_BYTES = 64 * 1024**2
+UNCOUNTED = "this file system does not count inodes"
 
 _DF_ROW = re.compile(
     r"^(?P<source>.+?)\s+(?P<total>-|[\d.,]+[KMGTPE]?)\s+(?P<used>-|-?[\d.,]+[KMGTPE]?)"
@@ -37,6 +44,7 @@ class PathFacts:
     """The file system under one path. `at` is the path itself or its nearest existing parent.
 
     `filesystem` is equal for two paths exactly when they share one file system, as far as the host says.
+    `late`: it did not answer in time, so that nothing more is known.
     """
 
     path: str
@@ -54,11 +62,14 @@ class PathFacts:
     free_bytes: int | None = None
     total_inodes: int | None = None
     free_inodes: int | None = None
+    late: bool = False
     reasons: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def network(self) -> bool:
         """It lies on another machine."""
+        if self.type in LOCAL_FUSE:
+            return False
         return self.type in NETWORK_TYPES or bool(self.type and self.type.startswith("fuse."))
 
     @property
@@ -122,7 +133,24 @@ def parse_disk(sections: Mapping[str, Section]) -> DiskFacts:
             facts = _path_facts(section, mounts)
             if facts:
                 paths[facts.path] = facts
+    for path, facts in paths.items():
+        under = next((other for other in paths.values() if _on_the_disk_of(facts, other)), None)
+        if under:
+            paths[path] = replace(facts, filesystem=under.filesystem)
     return DiskFacts(paths, {} if paths else {"*": "the probe looked at no path"})
+
+
+def _on_the_disk_of(facts: PathFacts, other: PathFacts) -> bool:
+    """An overlay and a mount of the disk under it, or two data sets of one pool: they share what is free."""
+    free, others = facts.free_bytes, other.free_bytes
+    if facts.filesystem == other.filesystem or free is None or others is None:
+        return False
+    if abs(free - others) > DRIFT_BYTES:
+        return False
+    if facts.type == other.type == "zfs":
+        first, second = sorted((facts.source or "", other.source or ""))
+        return first.split("/")[0] == second.split("/")[0] and facts.source == second
+    return facts.type in OVERLAYS and other.type not in OVERLAYS and facts.total_bytes == other.total_bytes
 
 
 def _path_facts(section: Section, mounts: Mapping[str, tuple[str, str, frozenset[str]]]) -> PathFacts | None:
@@ -149,7 +177,7 @@ def _path_facts(section: Section, mounts: Mapping[str, tuple[str, str, frozenset
     # btrfs, overlay and network file systems may have no fixed number of inodes: 0 means "not counted".
     counted = inodes if inodes and inodes.total else None
     if inodes and not inodes.total:
-        reasons["inodes"] = "this file system does not count inodes"
+        reasons["inodes"] = UNCOUNTED
     return PathFacts(
         path=path,
         at=pairs.get("at"),
@@ -166,6 +194,7 @@ def _path_facts(section: Section, mounts: Mapping[str, tuple[str, str, frozenset
         free_bytes=space.free if space else None,
         total_inodes=counted.total if counted else None,
         free_inodes=counted.free if counted else None,
+        late=section.timed_out,
         reasons=reasons,
     )
 

@@ -56,7 +56,10 @@ F = TypeVar("F")
 
 @dataclass(frozen=True)
 class HostFacts:
-    """What one host is. Facts never judge; `complete` is False when the probe's end did not arrive."""
+    """What one host is. Facts never judge.
+
+    `complete` is False when the probe's end did not arrive; `reasons` names parts that gave no answer.
+    """
 
     system: SystemFacts = field(default_factory=SystemFacts)
     cpu: CpuFacts = field(default_factory=CpuFacts)
@@ -155,6 +158,7 @@ def parse_probe(
     endpoints = tuple(endpoint.url for endpoint in request.endpoints) if request else ()
     if _END not in sections:
         reasons["*"] = "the probe was cut off: its last section is missing"
+    reasons |= {name[2:]: s.why for name, s in sections.items() if name.startswith("x.") and s.timed_out}
     return HostFacts(
         system=read("system", lambda: parse_system(sections, received_at), SystemFacts()),
         cpu=read("cpu", lambda: parse_cpu(sections), CpuFacts()),

@@ -577,6 +577,25 @@ def test_the_driver_reaches_the_higher_of_both_floors(
     assert driver.version(needs(gpu=H20, **changes), host).status == status
 
 
+@pytest.mark.parametrize(
+    ("changes", "fix"),
+    [
+        ({"driver": "580"}, "apt-get install -y nvidia-driver-580-server-open && reboot"),
+        ({"cuda_major": 12}, "apt-get install -y nvidia-driver-525-server-open && reboot"),
+        (
+            {"cuda_major": 13},
+            "apt-get install -y nvidia-driver-580-server-open && reboot   "
+            "Or use an engine build for CUDA 12 (its -cu129 image).",
+        ),
+    ],
+)
+def test_the_cure_of_an_old_driver_is_a_command_that_runs(
+    changes: dict[str, Any], fix: str, needs: MakeNeeds
+) -> None:
+    host = with_facts(gpu_host("h20-x8"), driver="470.57.02")
+    assert driver.version(needs(gpu=H20, **changes), host).fix == fix
+
+
 def test_in_a_container_the_driver_is_the_machines(h20: Needs) -> None:
     host = with_facts(gpu_host("h20-x8"), driver="550.144.03")
     inside = replace(host, system=replace(host.system, container="docker"))

@@ -10,9 +10,12 @@ from composed_hosts import place
 from tasks import checks
 from tasks.checks import DiskNeed, Needs, build, disk, run_checks
 from tasks.checks import host as host_checks
-from tasks.facts import HostFacts
+from tasks.checks.table import verdict
+from tasks.facts import HostFacts, parse_probe
 from tasks.facts.cuda import DockerFacts
+from tasks.facts.disk import UNCOUNTED, parse_disk
 from tasks.facts.net import Listener, NetFacts, Owner
+from tasks.facts.text import split_sections
 from tasks.facts.tools import CondaFacts, EnvFacts, PythonFacts, Tool, ToolFacts
 from tasks.findings import Finding
 
@@ -30,7 +33,22 @@ def test_a_healthy_host_passes_every_check(healthy: HostFacts, needs: MakeNeeds,
 def test_an_unread_host_is_skipped_everywhere_and_never_ok(needs: MakeNeeds) -> None:
     statuses = {finding.id: finding.status for finding in run_checks(needs(), HostFacts())}
     del statuses["recipe.pairing"]  # about the recipe alone
+    assert statuses.pop("host.probe") == "fail"
     assert set(statuses.values()) == {"skipped"}
+
+
+def test_an_answer_that_is_not_whole_fails_and_an_odd_part_of_it_warns(healthy: HostFacts) -> None:
+    wanted = Needs("/opt/rackwright")
+    for cut in (parse_probe(""), replace(healthy, complete=False, reasons={"*": "the probe was cut off"})):
+        assert [f.status for f in host_checks.probe(wanted, cut)] == ["fail"]
+        assert verdict(run_checks(wanted, cut)) == "fail"
+    unknown = parse_probe("@@rw:x.state\n@@rc:124\n@@rw:end\n1\n@@rc:0\n")
+    assert unknown.complete
+    (finding,) = host_checks.probe(wanted, unknown)
+    assert (finding.status, finding.observed) == ("fail", "state: no answer within the deadline")
+    odd = replace(healthy, reasons={"gpu": "the answer could not be read (ValueError: x)"})
+    assert [f.status for f in host_checks.probe(wanted, odd)] == ["warn"]
+    assert host_checks.probe(wanted, healthy) == []
 
 
 def test_every_failure_says_how_to_mend_it_and_what_was_wanted(needs: MakeNeeds, host: MakeHost) -> None:
@@ -265,6 +283,37 @@ def test_next_to_nothing_left_over_is_a_warning(host: MakeHost, needs: MakeNeeds
     assert disk.space(needs(), host(disk=[place("/opt/rackwright", free_bytes=9 * GIB)])).status == "warn"
 
 
+@pytest.mark.parametrize(
+    ("root", "data", "together"),
+    [
+        ("overlay / overlay", "/dev/sda1 /data ext4", True),
+        ("tank/root / zfs", "tank/models /data zfs", True),
+        ("tank/root / zfs", "pool/models /data zfs", False),
+        ("/dev/sdb1 / ext4", "/dev/sda1 /data ext4", False),
+    ],
+)
+def test_a_containers_root_shares_the_disk_of_a_mount_of_the_same_size(
+    root: str, data: str, together: bool, healthy: HostFacts, needs: MakeNeeds
+) -> None:
+    def section(number: int, mount: str, path: str, free: int) -> str:
+        source, point, _ = mount.split()
+        return (
+            f"@@rw:disk.{number}\npath={path}\nat={point}\nexists=no\ndirectory=yes\nwritable=yes\n"
+            f"device={number}\nspace={source} 500000000 300000000 {free} 60% {point}\n@@rc:0\n"
+        )
+
+    printed = f"@@rw:mounts\n{root} rw 0 0\n{data} rw 0 0\n@@rc:0\n"
+    printed += section(0, root, "/opt/rackwright", 200000000) + section(1, data, "/data/models", 199990000)
+    read = replace(healthy, disk=parse_disk(split_sections(printed)))
+    wanted = needs(
+        disk=(
+            DiskNeed("/opt/rackwright", 60 * GIB, 1000, "engine", "env"),
+            DiskNeed("/data/models", 150 * GIB, 100, "weights", "model"),
+        )
+    )
+    assert disk.space(wanted, read).status == ("fail" if together else "ok")
+
+
 def test_on_autodl_the_fix_names_its_disks(host: MakeHost, needs: MakeNeeds) -> None:
     small = host(system={"autodl": True}, disk=[place("/opt/rackwright", free_bytes=GIB)])
     assert "/root/autodl-tmp/rackwright" in (disk.space(needs(), small).fix or "")
@@ -275,8 +324,27 @@ def test_inodes_can_run_out_while_there_is_space(host: MakeHost, needs: MakeNeed
     assert disk.space(needs(), full).status == "ok"
     finding = disk.inodes(needs(), full)
     assert (finding.status, finding.observed) == ("fail", "/ (env): 2 free, 120 000 needed")
-    uncounted = host(disk=[place("/opt/rackwright", free_inodes=None, reasons={"inodes": "btrfs"})])
+    uncounted = host(disk=[place("/opt/rackwright", free_inodes=None, reasons={"inodes": UNCOUNTED})])
     assert disk.inodes(needs(), uncounted).status == "skipped"
+    both = needs(disk=(*needs().disk, DiskNeed("/models", GIB, 50, "model", "model")))
+    other: dict[str, Any] = {"filesystem": "/dev/vdb", "mount": "/models", "free_inodes": None}
+    assert (
+        disk.inodes(both, host(disk=[place("/models", **other, reasons={"inodes": UNCOUNTED})])).status
+        == "ok"
+    )
+    unread = disk.inodes(both, host(disk=[place("/models", **other, reasons={"inodes": "odd"})]))
+    assert (unread.status, "odd" in unread.summary) == ("skipped", True)
+
+
+def test_a_file_system_that_does_not_answer_blocks(host: MakeHost, needs: MakeNeeds) -> None:
+    printed = "@@rw:mounts\nnas:/m /models nfs4 rw,hard 0 0\n@@rc:0\n@@rw:disk.0\npath=/models\n@@rc:124\n"
+    late = parse_disk(split_sections(printed)).at("/models")
+    wanted = needs(disk=(*needs().disk, DiskNeed("/models", 160 * GIB, 100, "weights", "model")))
+    found = {f.id: f for f in run_checks(wanted, host(disk=[late]))}
+    assert found["disk.writable"].status == "fail"
+    assert "/models: the file system did not answer" in (found["disk.writable"].observed or "")
+    assert (found["disk.inodes"].status, found["disk.space"].status) == ("skipped", "skipped")
+    assert verdict(list(found.values())) == "fail"
 
 
 @pytest.mark.parametrize(
@@ -302,6 +370,21 @@ def test_sudo_without_a_password_must_be_asked_for(host: MakeHost, needs: MakeNe
     sudoer = host(system={"sudo": "passwordless"}, disk=[place("/opt/rackwright", writable=False)])
     finding = disk.writable(needs(), sudoer)
     assert finding.status == "fail" and '"_sudo": True' in (finding.fix or "")
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"),
+    [
+        ("fuse.fuse-overlayfs", "ok"),
+        ("fuse.mergerfs", "ok"),
+        ("fuse.sshfs", "warn"),
+        ("fuse.juicefs", "warn"),
+    ],
+)
+def test_fuse_is_a_network_only_where_it_leads_to_one(
+    kind: str, status: str, host: MakeHost, needs: MakeNeeds
+) -> None:
+    assert disk.kind(needs(), host(disk=[place("/opt/rackwright", type=kind)])).status == status
 
 
 def test_network_and_memory_disks_warn_with_their_cost(host: MakeHost, needs: MakeNeeds) -> None:

@@ -16,7 +16,7 @@ from tasks.endpoints import endpoints_of
 from tasks.facts.net import EndpointFacts, NetFacts
 from tasks.facts.tools import CondaFacts
 from tasks.findings import Finding
-from tasks.needs import needs_of
+from tasks.needs import glibc_of, needs_of
 from tasks.plan import Plan
 from tasks.recipe import Recipe, load_recipe
 from tasks.settings import settings_from
@@ -192,6 +192,26 @@ def test_a_conda_without_its_channel_is_replaced_by_a_venv_where_a_python_fits()
         plan.facts = replace(HEALTHY, tools=tools, net=NetFacts((), {}, dead))
         found = {finding.id: finding for finding in net.endpoints(needs_of(plan), plan.facts)}
         assert found["net.conda"].status == status
+
+
+@pytest.mark.parametrize(
+    ("file", "floor"),
+    [
+        ("llguidance-1.7.6-cp39-abi3-manylinux_2_31_x86_64.whl", (2, 31)),
+        ("aiohttp-3.14.5-cp312-cp312-manylinux2014_x86_64.manylinux_2_28_x86_64.whl", (2, 17)),
+        ("old-1-cp27-cp27mu-manylinux1_x86_64.whl", (2, 5)),
+        ("attrs-26.1.0-py3-none-any.whl", None),
+        ("built-1-cp312-cp312-linux_x86_64.whl", None),
+        ("", None),
+    ],
+)
+def test_the_oldest_glibc_of_a_wheel_is_in_its_name(file: str, floor: tuple[int, int] | None) -> None:
+    assert glibc_of(file) == floor
+
+
+def test_the_floor_of_glibc_is_that_of_the_most_demanding_wheel_in_the_lock() -> None:
+    for name in ("rehearsal-cpu", "deepseek-v4-flash-sm120-stock-0.26", "deepseek-v4-flash-sm120-stock-0.33"):
+        assert needs_of(plan_of(name)).glibc == "2.31", name
 
 
 def test_what_is_needed_beside_servers_follows_from_route_recipe_and_site() -> None:
