@@ -46,7 +46,10 @@ _ABOUT = re.compile(r"files?|paths?|dir|name|env|var|variable|count|length|type|
 _MODEL_TOKEN = re.compile(
     r"[be]os|pad|unk|sep|cls|mask|special|stop|start|end|next|first|last|per|each|additional|image|tool"
 )
-_SECRET_KEY = re.compile(r"encryption|signing|license|ssh|hmac|account|storage|client|session|master")
+_SECRET_KEY = re.compile(
+    r"encryption|signing|license|ssh|hmac|account|storage|client|session|master"
+    r"|wandb|swanlab|comet|openai|anthropic|deepseek|dashscope|gemini|groq|ngc|kaggle"  # NAME_KEY of services
+)
 _BENIGN = re.compile(
     r"|none|null|nil|true|false|yes|no|(?:not[ -]|un)?set|missing|required|optional|present|absent"
     r"|enabled|disabled|configured|invalid|empty|default"
@@ -77,6 +80,18 @@ _USER_PASSWORD = re.compile(
 )
 _SSHPASS = re.compile(r"(\bsshpass\s+-p\s*[\"']?)([^\s\"']+)")
 _NETRC = re.compile(r"(\blogin\s+\S+\s+password\s+)(\S+)")
+# As people write it: `api key: …`. A path says where the key lies, a plain word how it is.
+_SPOKEN = re.compile(
+    r"(?i)(?<![\w.-])((?:api|access|secret|private|auth)[ _-]key(?:\s+is)?"
+    r"(?:[ \t]*[:=：＝][ \t]*[\"']?|[ \t]+(?=[\w-]*\d)(?=[\w-]{16})))"
+    r"(?![a-z]{1,14}(?:[\s.,;:)]|$))([^\s\"',;/~][^\s\"',;]{5,})"
+)
+# Whoever knows the rest of these addresses may post to them.
+_WEBHOOK = re.compile(
+    r"(?i)(\bhttps://(?:hooks\.slack\.com/|discord(?:app)?\.com/api/webhooks/|api\.telegram\.org/bot"
+    r"|open\.(?:feishu\.cn|larksuite\.com)/open-apis/bot/v2/hook/|qyapi\.weixin\.qq\.com/[\w/-]*\?key=))"
+    r"([^\s\"'<>]+)"
+)
 _URL_PASSWORD = re.compile(
     r"(\b[A-Za-z][A-Za-z0-9+.-]{0,30}://[^\s/:@\"'<>]{0,200}:)([^\s\"'<>]{1,300})(?=@)"
 )
@@ -101,8 +116,15 @@ _BASE64 = re.compile(
 _MAYBE_SECRET = re.compile(r"[:=：＝@$]|-----|\s|[A-Za-z0-9+/_-]{16}")
 
 _IPV4 = re.compile(r"(?<!\d)(?<!\d\.)\d{1,3}(?:\.\d{1,3}){3}(?!\d|\.\d|-(?:py|cp)\d)")
-_IP_NAME = re.compile(r"(?i)(?<![a-z0-9])ip-(\d{1,3}-\d{1,3}-\d{1,3}-\d{1,3})(?!\d)")
-_IPV6 = re.compile(r"(?i)(?<![\w:])f[cde89ab][0-9a-f]{2}:[0-9a-f:]+(?:%\w+)?")
+# ip-10-0-0-5, and any such name with a domain behind it
+_IP_NAME = re.compile(
+    r"(?i)(?<![a-z0-9])(?:ip-(?=[\d-]+)|[a-z][a-z0-9]{0,30}-(?=[\d-]+\.[a-z]))"
+    r"(\d{1,3}-\d{1,3}-\d{1,3}-\d{1,3})(?!-?\d)"
+)
+_IPV6 = re.compile(
+    r"(?i)(?<![\w:])(?:f[cde89ab][0-9a-f]{2}:[0-9a-f:]+(?:%\w+)?"
+    r"|(?:::|(?:0{1,4}:){5})ffff:[0-9a-f]{1,4}:[0-9a-f]{1,4}(?![\w:.]))"
+)
 _PRIVATE = [
     ipaddress.ip_network(net)
     for net in (
@@ -302,6 +324,8 @@ def _mask_shapes(text: str, found: list[str]) -> str:
         ("-u", _USER_PASSWORD, second),
         ("sshpass", _SSHPASS, second),
         ("login", _NETRC, second),
+        ("key", _SPOKEN, second),
+        ("https://", _WEBHOOK, second),
         ("", _SHAPES, whole),
         ("", _BASE64, whole),
     ]
@@ -388,7 +412,7 @@ def _mask_addresses(text: str) -> str:
 
     if "." in text:
         text = _IPV4.sub(version_or_address, text)
-    if "ip-" in text.lower():
+    if text.count("-") > 3:
         text = _IP_NAME.sub(lambda match: _address(match[1].replace("-", "."), match[0]), text)
     if text.count(":") > 1:
         text = _IPV6.sub(lambda match: _address(match[0].split("%")[0], match[0]), text)
@@ -405,6 +429,7 @@ def _address(address: str, shown: str) -> str:
             parsed = ipaddress.ip_address(text)
         except ValueError:
             continue
+        parsed = getattr(parsed, "ipv4_mapped", None) or parsed  # ::ffff:a00:5 is 10.0.0.5
         return PRIVATE_ADDRESS if any(parsed in net for net in _PRIVATE) else shown
     return shown
 

@@ -48,6 +48,12 @@ CONTEXTS = [
     '{{\\"api_key\\": \\"{}\\", \\"max_tokens\\": 5}}',
     '{{"headers": {{"Authorization": "Bearer {}"}}}}',
     "api_key: {}",
+    "api key: {}",
+    "The API-Key is: '{}'",
+    "WANDB_KEY={}",
+    "https://hooks.slack.com/services/T01ABCDEF/B01ABCDEF/{}",
+    "https://open.feishu.cn/open-apis/bot/v2/hook/{}",
+    "curl 'https://qyapi.weixin.qq.com/cgi-bin/webhook/send?key={}'",
     "ApiKey => {}",
     "password: {}",
     "root password is set; password={}",
@@ -417,3 +423,32 @@ def test_the_time_grows_with_the_length_and_not_with_its_square(piece: str) -> N
 
     small, large = seconds(20_000), seconds(160_000)
     assert large < 24 * small + 0.05  # 8 times the text; its square would be 64 times
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "api key: required",
+        "the API key: /opt/rackwright/run/api-key",
+        "the API key is in its file",
+        "api key: refused.",
+        "CACHE_KEY=3f2a9c3f2a9c",
+        "nvidia-curand==10.3.5.147",  # a pin is a version
+        "server==10.1.2.3",
+        "::ffff:808:808 answers",
+        "::ffff:7f00:1",
+        "node-8-8-8-8.example.org",
+        "cuda-10-2-89-1",
+    ],
+)
+def test_what_only_looks_like_a_key_or_a_private_address_stays(text: str) -> None:
+    assert redact(text) == text
+
+
+@pytest.mark.parametrize(
+    "address", ["::ffff:a00:5", "::ffff:10.0.0.5", "0:0:0:0:0:ffff:c0a8:0107", "compute-10-0-0-5.internal"]
+)
+def test_private_addresses_are_hidden_in_their_other_spellings(address: str) -> None:
+    hidden = redact(f"on {address} and on")
+    assert "private-ip" in hidden
+    assert not any(rest in hidden for rest in ("a00:5", "0.0.5", "c0a8", "10-0-0-5"))
