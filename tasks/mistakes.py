@@ -9,6 +9,8 @@ from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
+from tasks.redact import MASK, names_a_secret, redact
+
 # Where pydantic names a type, the way to write one.
 _SYNTAX = {
     "list_type": """must be a list: KEY = ["a", "b"]; on the command line: --data 'KEY=["a", "b"]'""",
@@ -53,7 +55,7 @@ def explain(error: ValidationError, where: str | Callable[[str], str], model: ty
             if not item["loc"]:
                 lines.append(f"{place}: {message}")
                 continue
-            lines.append(f"{place}: {key} = {_short(item['input'])}: {message}")
+            lines.append(f"{place}: {key} = {_shown(key, item['input'])}: {message}")
     return lines
 
 
@@ -72,6 +74,9 @@ def keys_at(model: type[BaseModel], path: Sequence[int | str]) -> Iterable[str]:
     return here.model_fields if isinstance(here, type) and issubclass(here, BaseModel) else ()
 
 
-def _short(value: Any) -> str:
-    text = repr(value)
+def _shown(key: str, value: Any) -> str:
+    """A value as it was given, short; a token or a password is not shown back, nor what stands for one."""
+    name = key.rsplit(".", 1)[-1]
+    secret = names_a_secret(name.removesuffix("_env"))
+    text = repr(redact({name: value})[name]) if not secret or isinstance(value, bool) else MASK
     return text if len(text) <= 80 else text[:77] + "..."

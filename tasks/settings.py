@@ -147,8 +147,20 @@ class Settings(BaseModel):
     def _url(cls, value: str | None) -> str | None:
         if value is not None and not re.match(r"https?://[^\s/]+", value):
             raise ValueError("must be a URL that begins with https:// (or http:// for a local mirror)")
-        if value is not None and "@" in value.split("://", 1)[1].split("/")[0]:
-            raise ValueError("must not carry a password: it would show in process lists and logs")
+        return value
+
+    @field_validator(
+        *("index_url", "torch_index_url", "hub_endpoint", "modelscope_endpoint", "s3_endpoint"),
+        *("extra_index_urls", "find_links", "url_mirrors", "registry_mirrors"),
+    )
+    @classmethod
+    def _no_password(cls, value: Any) -> Any:
+        urls = [value] if isinstance(value, str) else value or []
+        for url in [*urls, *value.values()] if isinstance(value, dict) else urls:
+            user, at, _ = url.split("://", 1)[-1].split("/")[0].partition("@")
+            # a registry's mirror may be a bare host; a folder of wheels may have an @ in its name
+            if at and ("://" in url or ":" in user):
+                raise ValueError("must not carry a password: it would show in process lists and logs")
         return value
 
     def misfits(self) -> list[tuple[str, str]]:

@@ -366,9 +366,8 @@ def test_the_help_names_profiles_examples_and_all_that_can_be_expected(
 def test_what_a_server_says_cannot_paint_the_table() -> None:
     said = "status 400: \x1b]0;mine\x07\x1b[2J\x1b[1;32mPASS\x1b[0m\nPASS: m at http://h"
     row = {"verdict": "fail", "id": "chat.plain", "seconds": 0.0, "summary": said}
-    result = {
-        "checks": [row], "counts": {"fail": 1}, "verdict": "fail", "model": "m", "base_url": "u", "seconds": 1.0
-    }  # fmt: skip
+    whole = {"verdict": "fail", "model": "m", "base_url": "u", "seconds": 1.0, "counts": {"fail": 1}}
+    result = {**whole, "checks": [row]}
     first, second = accept.table(result).split("\n")
     assert first.endswith("status 400: PASS PASS: m at http://h")
     assert second.startswith("FAIL: ")

@@ -58,9 +58,41 @@ def test_serving_beyond_loopback_without_a_key_is_refused() -> None:
     assert "api_key = False is refused" in line
 
 
-def test_a_url_that_carries_a_password_is_refused() -> None:
-    (line,) = wrong(index_url="https://me:secret@example.org/simple")
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"index_url": "https://me:hunter22@example.org/simple"},
+        {"s3_endpoint": "https://me:hunter22@example.org"},
+        {"extra_index_urls": ["https://a.example.org", "https://me:hunter22@example.org/simple"]},
+        {"find_links": ["/data/wheels", "https://me:hunter22@example.org/w"]},
+        {"url_mirrors": {"https://github.com/": "https://me:hunter22@example.org/"}},
+        {"registry_mirrors": ["me:hunter22@example.org:5000"]},
+    ],
+)
+def test_a_url_that_carries_a_password_is_refused_and_not_shown_back(given: dict[str, Any]) -> None:
+    (line,) = wrong(**given)
     assert "must not carry a password" in line
+    assert "hunter22" not in line
+
+
+def test_folders_and_mirrors_without_a_password_are_taken() -> None:
+    given = {"find_links": ["/data/wheels@home:1", "wheels@home"], "registry_mirrors": ["r.example.org:5000"]}
+    settings = settings_from({"recipe": "rehearsal-cpu", **given}, str)
+    assert settings.find_links == given["find_links"]
+
+
+@pytest.mark.parametrize(
+    ("given", "secret"),
+    [
+        ({"hub_token_env": "hf_abcdefghijklmnopqrst"}, "hf_"),
+        ({"modelscope_token_env": "letmein"}, "letmein"),
+        ({"api_key": "letmein"}, "letmein"),
+    ],
+)
+def test_a_token_where_a_name_belongs_is_not_shown_back(given: dict[str, Any], secret: str) -> None:
+    (line,) = wrong(**given)
+    assert f"{next(iter(given))} = [redacted]: " in line
+    assert secret not in line
 
 
 def test_a_source_that_needs_more_says_what() -> None:
