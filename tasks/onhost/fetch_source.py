@@ -31,6 +31,7 @@ git_missing, unreachable, wrong_commit, unproven, damaged, cmake, disk_full, per
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -40,10 +41,11 @@ import subprocess
 import sys
 import tarfile
 import time
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 WHOLE = "rackwright-whole"
 ATTEMPTS = 2
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 # other devices' files declare dependencies that this build never reads (vLLM: cmake/cpu_extension.cmake)
 DEVICES = ("cpu", "cuda", "rocm", "hip", "xpu", "tpu")
 
@@ -141,7 +143,7 @@ def expand(word: str, variables: Dict[str, str]) -> str:
 
 
 def declared(text: str, where: str) -> List[Dependency]:
-    """The git dependencies that one CMake file declares or populates."""
+    """The git dependencies that one CMake file declares or populates. A value that is not there is ""."""
     variables: Dict[str, str] = {}
     found: List[Dependency] = []
     for command, words in commands(text):
@@ -151,8 +153,9 @@ def declared(text: str, where: str) -> List[Dependency]:
             continue
         if "GIT_REPOSITORY" not in words or "GIT_TAG" not in words:
             continue
-        repo = expand(words[words.index("GIT_REPOSITORY") + 1], variables)
-        ref = expand(words[words.index("GIT_TAG") + 1], variables)
+        # the word after each, where there is one
+        repo = expand("".join(words[words.index("GIT_REPOSITORY") + 1 :][:1]), variables)
+        ref = expand("".join(words[words.index("GIT_TAG") + 1 :][:1]), variables)
         submodules: Optional[Tuple[str, ...]] = None
         if "GIT_SUBMODULES" in words:
             listed = []
@@ -168,7 +171,7 @@ def declared(text: str, where: str) -> List[Dependency]:
 def dependencies_of(tree: str, target: str, skip: List[str]) -> List[Dependency]:
     """The git dependencies of a source tree: its CMakeLists.txt and every file below cmake/.
 
-    Two different declarations of one name, or a variable that the tree does not set, are a Problem.
+    Two different declarations of one name, or a value that the tree does not set, are a Problem.
     """
     files = [os.path.join(tree, "CMakeLists.txt")]
     for folder, _, names in sorted(os.walk(os.path.join(tree, "cmake"))):
@@ -184,7 +187,7 @@ def dependencies_of(tree: str, target: str, skip: List[str]) -> List[Dependency]
             if one.name.lower() in [name.lower() for name in skip]:
                 continue
             before = chosen.get(one.name.lower())
-            if "$" in one.repo + one.ref:
+            if "$" in one.repo + one.ref or not one.repo or not one.ref:
                 what = "%s declares %s at %s %s, and the tree does not say what that is" % (
                     one.where, one.name, one.repo, one.ref,
                 )  # fmt: skip
@@ -230,7 +233,7 @@ class Reporter:
 
 GIT = ("git", "-c", "core.hooksPath=/dev/null", "-c", "protocol.file.allow=always", "-c", "safe.directory=*",
        "-c", "advice.detachedHead=false", "-c", "gc.auto=0", "-c", "http.lowSpeedLimit=1000",
-       "-c", "http.lowSpeedTime=60", "-c", "core.autocrlf=false")  # fmt: skip
+       "-c", "http.lowSpeedTime=60", "-c", "core.autocrlf=false", "-c", "core.fsmonitor=")  # fmt: skip
 
 
 class Git:
@@ -321,20 +324,20 @@ class Fetcher:
             shutil.rmtree(wanted.dest)
         os.makedirs(wanted.dest, exist_ok=True)
         if not os.path.isdir(os.path.join(wanted.dest, ".git", "objects")):
-            self.must(self.git.do(wanted.dest, "init", "-q"), wanted)
+            must(self.git.do(wanted.dest, "init", "-q"), wanted.dest)
         self.forget(wanted.dest)
         commit, how = self.fetch(wanted, expected)
         problem = self.git.do(
             wanted.dest, "checkout", "--force", "--detach", "--progress", commit, note=wanted.name
         )
-        self.must(problem, wanted)
+        must(problem, wanted.dest)
         head = self.git.ask(wanted.dest, "rev-parse", "HEAD")
         if head != commit:
             raise Problem("wrong_commit", "%s is at %s, not %s" % (wanted.dest, head, commit), "run again")
         for path, url, sha in self.submodules(wanted):
             inner = Wanted(
                 wanted.name + "/" + path, url, sha, None, os.path.join(wanted.dest, path),
-                os.path.join(wanted.archive, path) if wanted.archive else None, None,
+                without_links(wanted.archive, path), None,
             )  # fmt: skip
             self.bring(inner)
         with open(os.path.join(wanted.dest, ".git", WHOLE), "w", encoding="utf-8") as stream:
@@ -398,6 +401,7 @@ class Fetcher:
                         "1",
                         "--no-tags",
                         "--progress",
+                        "--",
                         url,
                         ref,
                         note=wanted.name,
@@ -464,15 +468,24 @@ class Fetcher:
                 found.append((path, joined(wanted.repo, url), entry.split()[2]))
         return found
 
-    def must(self, why: Optional[str], wanted: Wanted) -> None:
-        """A local git command has to work."""
-        if why is None:
-            return
-        if "No space left" in why:
-            raise Problem("disk_full", why, "free space there and run again", wanted.dest)
-        if "ermission denied" in why:
-            raise Problem("permission", why, "let this user write there", wanted.dest)
-        raise Problem("damaged", "%s: %s" % (wanted.dest, why), "remove %s and run again" % wanted.dest)
+
+def must(why: Optional[str], folder: str) -> None:
+    """A local git command has to work."""
+    if why is None:
+        return
+    if "No space left" in why or "quota exceeded" in why:
+        raise Problem("disk_full", why, "free space there and run again", folder)
+    if "ermission denied" in why:
+        raise Problem("permission", why, "let this user write there", folder)
+    raise Problem("damaged", "%s: %s" % (folder, why), "remove %s and run again" % folder)
+
+
+def without_links(archive: Optional[str], path: str) -> Optional[str]:
+    """A folder of an unpacked archive, None where a link of the archive stands in its path."""
+    if archive is None:
+        return None
+    straight = os.path.join(os.path.realpath(archive), os.path.normpath(path))
+    return straight if os.path.realpath(straight) == straight else None
 
 
 def joined(base: str, url: str) -> str:
@@ -491,31 +504,78 @@ def joined(base: str, url: str) -> str:
 # ---------------------------------------------------------------- archives
 
 
+def stays_inside(member: tarfile.TarInfo, links: Set[str]) -> bool:
+    """Whether a member is written inside of the folder that it is unpacked into.
+
+    `links` are the symbolic links so far; this one is added. Nothing is ever written through a link: what a
+    chain of links means is not for us to compute (CVE-2025-4517), and a tar of a folder has no such member.
+    """
+    paths = [member.name, *([member.linkname] if member.islnk() else [])]
+    for path in paths:
+        parts = [part for part in path.split("/") if part not in ("", ".")]
+        if path.startswith("/") or ".." in parts:
+            return False
+        if any("/".join(parts[: depth + 1]) in links for depth in range(len(parts))):
+            return False
+    if member.issym():
+        name = os.path.normpath(member.name)
+        links.add(name)
+        target = os.path.normpath(os.path.join(os.path.dirname(name), member.linkname))
+        return not target.startswith("/") and target.split("/")[0] != ".."
+    return not member.isdev()
+
+
 def unpack(archive: str, into: str) -> str:
-    """Unpack a tar and return the folder that holds the tree. Paths out of it and devices are refused."""
+    """Unpack a tar that nothing has proved yet, and return the folder that holds the tree.
+
+    Only below `into` is anything written, and what is there configures no git that looks at it.
+    """
     shutil.rmtree(into, ignore_errors=True)
     os.makedirs(into)
     fix = "make the archive anew: git clone --depth 1 --branch TAG URL d && tar -czf d.tar.gz d"
+    links: Set[str] = set()
     try:
         with tarfile.open(archive) as tar:
             for member in tar:
-                parts = member.name.split("/")
-                target = os.path.normpath(os.path.join(into, os.path.dirname(member.name), member.linkname))
-                outside = member.issym() and not (target + "/").startswith(into + "/")
-                if member.islnk():
-                    parts += member.linkname.split("/")
-                    outside = member.linkname.startswith("/")
-                if member.name.startswith("/") or ".." in parts or outside or member.isdev():
+                if not stays_inside(member, links):
                     raise Problem("damaged", "%s holds %s, outside of itself" % (archive, member.name), fix)
                 member.uid, member.gid = os.getuid(), os.getgid()
+                member.mode = (member.mode | (0o700 if member.isdir() else 0o600)) & 0o755
                 tar.extract(member, into, numeric_owner=True)
     except (tarfile.TarError, EOFError, OSError) as error:
+        if getattr(error, "errno", None) in NO_ROOM:
+            raise
         raise Problem("damaged", "%s cannot be unpacked: %s" % (archive, error), fix, archive) from error
+    disarm(into)
     if os.path.isdir(os.path.join(into, ".git")) or os.path.isfile(os.path.join(into, "CMakeLists.txt")):
         return into
     inner = [os.path.join(into, name) for name in os.listdir(into)]
-    folders = [path for path in inner if os.path.isdir(path)]
+    folders = [path for path in inner if os.path.isdir(path) and not os.path.islink(path)]
     return folders[0] if len(folders) == 1 else into
+
+
+def disarm(folder: str) -> None:
+    """Take away what would let an unproved clone run programs: its configuration, and .git that points away.
+
+    git runs commands that a repository's configuration names, also when it only reads (core.fsmonitor; the
+    upload-pack of a promisor remote, CVE-2024-32004).
+    """
+    for here, folders, files in os.walk(folder):
+        git = os.path.join(here, ".git")
+        if ".git" not in folders + files:
+            continue
+        if os.path.islink(git) or not os.path.isdir(git):
+            os.unlink(git)
+            continue
+        folders.remove(".git")
+        for name in ("config", "config.worktree", "commondir", "hooks"):
+            path = os.path.join(git, name)
+            if os.path.isdir(path) and not os.path.islink(path):
+                shutil.rmtree(path)
+            elif os.path.lexists(path):
+                os.unlink(path)
+        with open(os.path.join(git, "config"), "x", encoding="utf-8") as stream:
+            stream.write("[core]\n\trepositoryformatversion = 0\n\tbare = false\n")
 
 
 def export_as_clone(git: Git, folder: str, commit: str, tree: Optional[str], archive: str) -> str:
@@ -529,9 +589,7 @@ def export_as_clone(git: Git, folder: str, commit: str, tree: Optional[str], arc
             "unproven", what, "make it from a clone with its .git, or pin `tree` in the recipe", archive
         )
     for words in (("init", "-q"), ("add", "--all", "--force", ".")):
-        why = git.do(folder, *words)
-        if why:
-            raise Problem("damaged", "%s: %s" % (folder, why), "run again")
+        must(git.do(folder, *words), folder)
     found = git.ask(folder, "write-tree")
     if found != tree:
         what = "%s is tree %s, commit %s has tree %s" % (archive, found, commit, tree)
@@ -539,8 +597,9 @@ def export_as_clone(git: Git, folder: str, commit: str, tree: Optional[str], arc
     identity = ("-c", "user.name=rackwright", "-c", "user.email=rackwright@localhost")
     why = git.do(folder, *identity, "commit", "-q", "--no-verify", "-m", commit)
     head = git.ask(folder, "rev-parse", "HEAD")
-    if why or head is None:
-        raise Problem("damaged", "%s: %s" % (folder, why), "run again")
+    must(why, folder)
+    if head is None:
+        raise Problem("damaged", "%s has no HEAD" % folder, "run again")
     return head
 
 
@@ -559,12 +618,12 @@ def bring_about(request: Dict[str, Any], report: Reporter) -> Dict[str, Any]:
     os.makedirs(os.path.dirname(dest), exist_ok=True)
     os.makedirs(request["deps"], exist_ok=True)
     stands_for, clone = commit, None
-    if fetcher.kept(dest, None if request["tree"] else commit, commit) is None and request["archive"]:
-        report.show("unpacking %s" % os.path.basename(request["archive"]), force=True)
-        clone = unpack(request["archive"], scratch)
-        if not os.path.isdir(os.path.join(clone, ".git")):
-            stands_for = export_as_clone(git, clone, commit, request["tree"], request["archive"])
     try:
+        if fetcher.kept(dest, None if request["tree"] else commit, commit) is None and request["archive"]:
+            report.show("unpacking %s" % os.path.basename(request["archive"]), force=True)
+            clone = unpack(request["archive"], scratch)
+            if not os.path.isdir(os.path.join(clone, ".git")):
+                stands_for = export_as_clone(git, clone, commit, request["tree"], request["archive"])
         if stands_for != commit:
             wanted = Wanted("source", request["repo"], stands_for, None, dest, clone, None)
         else:
@@ -659,7 +718,7 @@ def main(arguments: List[str]) -> int:
         print(json.dumps(problem.document()))
         return 2 if problem.id == "usage" else 1
     except OSError as error:
-        kind = "disk_full" if error.errno in (28, 122) else "permission"
+        kind = "disk_full" if error.errno in NO_ROOM else "permission"
         fix = "free space there and run again" if kind == "disk_full" else "let this user write there"
         print(json.dumps(Problem(kind, str(error), fix, error.filename).document()))
         return 1

@@ -67,6 +67,15 @@ def test_a_variable_that_the_tree_does_not_set_is_refused(tmp_path: Path) -> Non
         dependencies_of(str(tmp_path), "cuda", [])
 
 
+@pytest.mark.parametrize("value", ["", "${NOTHING}"])
+def test_a_tag_that_the_tree_does_not_say_is_refused(value: str, tmp_path: Path) -> None:
+    declaration = f"FetchContent_Declare(x GIT_REPOSITORY https://h/x.git GIT_TAG {value})"
+    (tmp_path / "CMakeLists.txt").write_text(declaration)
+    with pytest.raises(Problem, match="declares x at https://h/x"):
+        dependencies_of(str(tmp_path), "cuda", [])
+    assert dependencies_of(str(tmp_path), "cuda", ["x"]) == []
+
+
 @pytest.mark.parametrize(
     "text",
     [
