@@ -30,7 +30,7 @@ from typing import Any
 
 from tasks import __version__
 from tasks.digest import digest_of_file
-from tasks.engines.wheelhouse import FILES, entries_here
+from tasks.engines.wheelhouse import entries_here, sums_of
 from tasks.jobs import in_units
 from tasks.mistakes import Mistakes
 from tasks.offline import MANIFEST
@@ -132,6 +132,13 @@ def miniforge() -> dict[str, Any]:
     return tomllib.loads(MINIFORGE.read_text("utf-8"))
 
 
+def wheel_of(pin: Pin, sums: dict[str, str]) -> str | None:
+    """The file, of those with these sums, that is the pin's wheel and has a wheel's name."""
+    return next(
+        (name for name, digest in sums.items() if digest in pin.hashes and wheel_identity(name)), None
+    )
+
+
 def image_file(image: str) -> str:
     """File name of an image's archive."""
     return re.sub(r"[^\w.-]+", "_", image) + ".tar"
@@ -155,6 +162,7 @@ class Bundler:
         self.recipe, self.options, self.say = recipe, options, say
         self.out = options.out
         self.parts: dict[str, str] = {}
+        self.saved: dict[str, object] | None = None
 
     def make(self) -> dict[str, Any]:
         """Everything, then the manifest. Raises Failed."""
@@ -186,15 +194,14 @@ class Bundler:
         folder.mkdir(exist_ok=True)
         chosen = [pin for pin in pins if marker_holds(pin.marker, python)]
         have = self._known(folder)
-        missing = [pin for pin in chosen if not any(digest in have for digest in pin.hashes)]
-        done = len(chosen) - len(missing)
+        missing = [pin for pin in chosen if wheel_of(pin, have) is None]
         at_hand = self._at_hand()
         near = [pin for pin in missing if (pin.name, pin.version) in at_hand]
         for group in batches(near):
             # what lies in a folder needs no index, and a wrong file there is no reason to stop
             self._pip(group, python, ["--no-index"], folder)
         have = self._known(folder)
-        missing = [pin for pin in missing if not any(digest in have for digest in pin.hashes)]
+        missing = [pin for pin in missing if wheel_of(pin, have) is None]
         done = len(chosen) - len(missing)
         for group in batches(missing):
             self.say(f"wheels for {part}, Python {python}: {done} of {len(chosen)}: {group[0].name}")
@@ -202,13 +209,13 @@ class Bundler:
             done += len(group)
         have = self._known(folder)
         for pin in chosen:
-            file = next((have[digest] for digest in pin.hashes if digest in have), None)
+            file = wheel_of(pin, have)
             if file is None:
                 raise Failed(f"pip brought no right wheel for {pin.label}\nFix: run again")
             self.parts.setdefault(f"wheels/{file}", part)
 
     def _known(self, folder: Path) -> dict[str, str]:
-        """SHA-256 -> file of a folder; hashes are kept beside, by size and time."""
+        """SHA-256 of every file of a folder, by name; hashes are kept beside, by path, size and time."""
         cache_file = self.out / ".sums.json"
         try:
             cache = json.loads(cache_file.read_text("utf-8"))
@@ -218,9 +225,9 @@ class Bundler:
         for path in sorted(folder.iterdir()):
             if path.is_file() and not path.name.endswith(".part"):
                 stat = path.stat()
-                key = f"{path.name} {stat.st_size} {stat.st_mtime_ns}"
+                key = f"{path.relative_to(self.out)} {stat.st_size} {stat.st_mtime_ns}"
                 fresh[key] = cache.get(key) or digest_of_file(path)
-                found[fresh[key]] = path.name
+                found[path.name] = fresh[key]
         cache_file.write_text(json.dumps({**cache, **fresh}), "utf-8")
         return found
 
@@ -317,14 +324,20 @@ class Bundler:
             self.parts[path] = "source"
 
     def built(self, pins: SourceRoute) -> None:
-        """Builds of this commit that the wheelhouse has."""
+        """Builds of this commit that the wheelhouse has, each as its provenance says. Raises Failed."""
         for entry in entries_here(self.options.wheelhouse):
             if entry.key.get("commit") != pins.commit:
                 continue
             dest = self.out / "built" / entry.id
             dest.mkdir(parents=True, exist_ok=True)
-            for name in (*FILES, entry.wheel):
+            for name, digest in sums_of(entry).items():
                 shutil.copyfile(Path(entry.place) / name, dest / name)
+                if digest_of_file(dest / name) != digest:
+                    (dest / name).unlink()
+                    raise Failed(
+                        f"{entry.place}/{name} is not what was built: its provenance says SHA-256 {digest}\n"
+                        f"Fix: copy that folder anew from where it was built, or remove it"
+                    )
                 self.parts[f"built/{entry.id}/{name}"] = "built"
 
     def image(self, pins: DockerRoute) -> None:
@@ -334,14 +347,23 @@ class Bundler:
         path.parent.mkdir(exist_ok=True)
         self.parts[f"images/{path.name}"] = "images"
         docker = self.options.docker
-        if subprocess.run([docker, "image", "inspect", pins.image], capture_output=True).returncode:
+        seen = self._seen(pins.image)
+        if seen is None or _other_than(pins, *seen):
             self.say(f"pulling {name}")
             pulled = subprocess.run([docker, "pull", name], stdin=subprocess.DEVNULL, stdout=sys.stderr)
             if pulled.returncode:
                 raise Failed(f"{name} cannot be pulled\nFix: {pins.replacement or 'see the lines above'}")
             if pins.digest:
                 subprocess.run([docker, "tag", name, pins.image], check=True)
-        if path.is_file():
+            seen = self._seen(pins.image)
+        wrong = f"{pins.image} is not here" if seen is None else _other_than(pins, *seen)
+        if seen is None or wrong:
+            raise Failed(f"{wrong}\nFix: find out who changed it; pull it by digest")
+        identity, digests = seen
+        if not (pins.digest or pins.image_id):
+            self.say(f"the recipe pins no digest; {pins.image} is {', '.join(digests) or identity}")
+        self.saved = {"image": pins.image, "id": identity, "digests": digests}
+        if path.is_file() and identity in ids_in(path):
             return
         self.say(f"saving {pins.image}")
         part = path.with_name(path.name + ".part")
@@ -351,6 +373,15 @@ class Bundler:
         if saved.returncode:
             raise Failed(f"docker save: {saved.stderr.strip()}\nFix: free space in {self.out}")
         part.replace(path)
+
+    def _seen(self, image: str) -> tuple[str, list[str]] | None:
+        """Id and registry digests (REPOSITORY@DIGEST) of an image that docker has."""
+        argv = [self.options.docker, "image", "inspect", "--format", "{{json .}}", image]
+        done = subprocess.run(argv, capture_output=True, text=True)
+        if done.returncode:
+            return None
+        data = json.loads(done.stdout)
+        return str(data["Id"]), [str(one) for one in data.get("RepoDigests") or []]
 
     def _onhost(self, program: str, request: dict[str, Any]) -> dict[str, Any]:
         done = subprocess.run(
@@ -369,7 +400,7 @@ class Bundler:
         """Hash every file, drop what does not belong, write the manifest last."""
         files = []
         for folder in sorted({path.rsplit("/", 1)[0] for path in self.parts}):
-            sums = {name: digest for digest, name in self._known(self.out / folder).items()}
+            sums = self._known(self.out / folder)
             for path, part in sorted(self.parts.items()):
                 if path.rsplit("/", 1)[0] == folder:
                     size = (self.out / path).stat().st_size
@@ -382,11 +413,34 @@ class Bundler:
             "route": self.options.route,
             "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "files": files,
+            **({"image": self.saved} if self.saved else {}),
         }
         fresh = self.out / (MANIFEST + ".part")
         fresh.write_text(json.dumps(manifest, indent=1) + "\n", "utf-8")
         fresh.replace(self.out / MANIFEST)
         return manifest
+
+
+def ids_in(archive: Path) -> set[str]:
+    """The ids under which Docker may know the images of a `docker save` archive; none when it is damaged.
+
+    That is the digest of the image's configuration, or with containerd's store the one that the archive's
+    index names.
+    """
+    try:
+        with tarfile.open(archive) as tar:
+            found = set()
+            for name in {"manifest.json", "index.json"} & set(tar.getnames()):
+                content = tar.extractfile(name)
+                data: Any = json.load(content) if content else []
+                if name == "index.json":
+                    found |= {str(one["digest"]) for one in data["manifests"]}
+                else:
+                    configs = [Path(str(one["Config"])).name.removesuffix(".json") for one in data]
+                    found |= {f"sha256:{config}" for config in configs}
+            return found
+    except (tarfile.TarError, OSError, ValueError, KeyError, TypeError):
+        return set()
 
 
 def tar_of(folder: Path, path: Path) -> None:
@@ -427,6 +481,15 @@ def marker_holds(marker: str, python: str) -> bool:
 
 def _python_of(pins: WheelRoute | SourceRoute | DockerRoute) -> str:
     return "3.11" if isinstance(pins, DockerRoute) else pins.python
+
+
+def _other_than(pins: DockerRoute, identity: str, digests: list[str]) -> str | None:
+    """Why an image is not the one of the pins; None when it is, and when nothing is pinned."""
+    if pins.image_id and identity != pins.image_id:
+        return f"{pins.image} has id {identity}, the recipe pins {pins.image_id}"
+    if pins.digest and not any(one.endswith(f"@{pins.digest}") for one in digests):
+        return f"{pins.image} has digest {', '.join(digests) or 'none'}, the recipe pins {pins.digest}"
+    return None
 
 
 def _indexes_of(route: object) -> list[str]:

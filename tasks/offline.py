@@ -51,10 +51,10 @@ class HostBundle:
             return None, None
         return f"{self.root}/{path}", f"{self.root}/source/deps"
 
-    def images(self) -> list[str]:
-        """Image archives, as paths on the host."""
-        paths = [str(item["path"]) for item in self.manifest["files"] if item["part"] == "images"]
-        return [f"{self.root}/{path}" for path in paths]
+    def images(self) -> list[dict[str, str]]:
+        """Image archives: `path` on the host and the `sha256` that it must have."""
+        items = [item for item in self.manifest["files"] if item["part"] == "images"]
+        return [{"path": f"{self.root}/{item['path']}", "sha256": str(item["sha256"])} for item in items]
 
 
 _of_plan: WeakKeyDictionary[Plan, HostBundle] = WeakKeyDictionary()

@@ -8,7 +8,7 @@ Runs on the host with any Python >= 3.8 and the docker program, standard library
     image_id     the image's own id, or null
     recorded     {"digest", "id"} that an earlier run saw under this name, or null
     replacement  what to use where the tag has been purged
-    archives     `docker save` archives to load instead of pulling
+    archives     `docker save` archives to load instead of pulling: [{"path", "sha256"}]
     mirrors      registries to pull from first (HOST or HOST/PREFIX); what they serve is compared
     offline      true: pull nothing
     bytes        room that the image needs
@@ -17,8 +17,9 @@ Runs on the host with any Python >= 3.8 and the docker program, standard library
     gpus         how many GPUs a container of this image must see; 0: none is asked for
 
 A digest is a promise: without one the digest that is seen is in the answer, and when it is told again as
-`recorded` another one is refused. An image is only looked at and never started as a service here: versions
-by a container without network, GPUs by nvidia-smi in a container of this very image.
+`recorded` another one is refused. An archive is hashed before it is loaded: it does not hold the registry's
+digest, so whoever made it has compared that one. An image is only looked at and never started as a service
+here: versions by a container without network, GPUs by nvidia-smi in a container of this very image.
 
 stdout: {"image", "ref", "id", "digest", "how", "versions", "cuda", "gpu", "gpus", "bytes", "changed",
 "seconds"}, where `ref` is what to run and `gpu` how GPUs are given ("runtime", "cdi", "gpus" or null); or
@@ -28,6 +29,7 @@ purged, unreachable, digest, disk_full, damaged, contents, toolkit, gpus.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -36,7 +38,7 @@ import shutil
 import subprocess
 import sys
 import time
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 
 TIMEOUT = 600
 VERSIONS = r"""
@@ -94,6 +96,17 @@ def mirrored(image: str, mirror: str) -> str:
     elif not rest:
         name = "library/" + image
     return mirror.rstrip("/") + "/" + name
+
+
+def spellings(image: str) -> Set[str]:
+    """An image's name as a recipe may write it and as docker prints it."""
+    short = re.sub(r"^(index\.)?docker\.io/(library/)?", "", image)
+    return {image, short, short if ":" in short.rpartition("/")[2] else short + ":latest"}
+
+
+def names_loaded(text: str) -> Set[str]:
+    """The names that `docker load` gave."""
+    return set(re.findall(r"(?m)^Loaded image: (\S+)", text))
 
 
 def layers_done(lines: Dict[str, str]) -> Tuple[int, int]:
@@ -223,6 +236,28 @@ def engine() -> Dict[str, Any]:
     return info
 
 
+def same_bytes(archive: str, sha256: str) -> None:
+    """Hash an archive, showing how far it is. Problem when its bundle's manifest says another SHA-256."""
+    digest, done, shown = hashlib.sha256(), 0, time.monotonic()
+    try:
+        with open(archive, "rb") as stream:
+            total = os.fstat(stream.fileno()).st_size
+            for block in iter(lambda: stream.read(1 << 20), b""):
+                digest.update(block)
+                done += len(block)
+                if time.monotonic() - shown >= 1:
+                    shown = time.monotonic()
+                    state = {"phase": "hash", "done": done, "total": total, "unit": "bytes",
+                             "note": os.path.basename(archive)}  # fmt: skip
+                    print("#progress " + json.dumps(state), file=sys.stderr, flush=True)
+    except OSError as error:
+        what = "%s cannot be read: %s" % (archive, error.strerror)
+        raise Problem("damaged", what, "make the bundle anew", archive) from error
+    if digest.hexdigest() != sha256:
+        what = "%s has SHA-256 %s, the bundle's manifest says %s" % (archive, digest.hexdigest(), sha256)
+        raise Problem("digest", what, "find out who changed it; make the bundle anew", archive)
+
+
 def pull(ref: str, report_name: str) -> Tuple[bool, str]:
     """Pull with progress in layers. Returns whether it worked, and what docker said."""
     words: Dict[str, str] = {}
@@ -269,7 +304,10 @@ def bring(request: Dict[str, Any], info: Dict[str, Any]) -> Tuple[Seen, str]:
         if seen and fits(seen, request):
             return seen, "here"
     if request["archives"]:
-        for archive in request["archives"]:
+        loaded = ""
+        for one in request["archives"]:
+            archive = one["path"]
+            same_bytes(archive, one["sha256"])
             log("loading %s" % archive)
             done = docker("load", "--quiet", "--input", archive, timeout=3600)
             if done.returncode:
@@ -281,8 +319,10 @@ def bring(request: Dict[str, Any], info: Dict[str, Any]) -> Tuple[Seen, str]:
                 raise Problem(
                     "damaged", "%s cannot be loaded: %s" % (archive, done.stderr.strip()), fix, archive
                 )
+            loaded += done.stdout
         seen = look(image)
-        if seen is None:
+        # what had the name before is not what was proved
+        if seen is None or not names_loaded(loaded) & spellings(image):
             raise Problem("damaged", "the archives do not hold %s" % image, "make the bundle anew")
         return seen, "archive"
     if request["offline"]:
@@ -321,6 +361,7 @@ def check(seen: Seen, how: str, request: Dict[str, Any]) -> None:
     if request["image_id"] and seen.id != request["image_id"]:
         what = "%s has id %s, the recipe pins %s" % (image, seen.id, request["image_id"])
         raise Problem("digest", what, "find out who changed it; pull by digest")
+    # an archive was proved by its own hash: loading gives no registry's digest
     if request["digest"] and how != "archive" and not fits(seen, request):
         have = ", ".join(seen.digests) or "none"
         what = "%s has digest %s, the recipe pins %s" % (image, have, request["digest"])

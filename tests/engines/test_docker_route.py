@@ -18,6 +18,9 @@ import pytest
 from dockers import PINNED, ROOT, Docker, docker_engine, engine_files, registry
 from machines import base_system, missing_requirements
 
+from tasks.bundling import ids_in
+from tasks.digest import digest_of_file
+
 RACKWRIGHT = [sys.executable, "-c", "from tasks.cli import main; main()"]
 PROGRAM = ROOT / "tasks" / "onhost" / "docker_image.py"
 
@@ -136,12 +139,28 @@ def test_an_image_is_loaded_from_an_archive_and_a_damaged_archive_is_named(
     archive = tmp_path / "image.tar"
     docker.run("save", "--output", str(archive), name)
     docker.run("rmi", "-f", identity)
-    rc, answer = ask(docker, image=name, archives=[str(archive)], offline=True, image_id=identity)
+    assert identity in ids_in(archive)
+    held = [{"path": str(archive), "sha256": digest_of_file(archive)}]
+    rc, answer = ask(docker, image=name, archives=held, offline=True, image_id=identity)
     assert rc == 0, answer
     assert (answer["how"], answer["id"]) == ("archive", identity)
     docker.run("rmi", "-f", identity)
+    # the archive holds another image than the one that is asked for, and that name is taken already
+    other = docker.derive("vllm/vllm-openai:v0.34.0", engine_files(vllm="0.34.0"))
+    request = {"image": "vllm/vllm-openai:v0.34.0", "digest": "sha256:" + "0" * 64, "offline": True}
+    rc, answer = ask(docker, archives=held, **request)
+    assert (rc, answer["error"]["id"]) == (1, "damaged")
+    docker.run("rmi", "-f", other, identity)
     archive.write_bytes(archive.read_bytes()[:100_000])
-    rc, answer = ask(docker, image=name, archives=[str(archive)], offline=True)
+    rc, answer = ask(docker, image=name, archives=held, offline=True)
+    assert (rc, answer["error"]["id"]) == (1, "digest")
+    assert docker.run("image", "inspect", name, check=False).returncode != 0
+    rc, answer = ask(
+        docker,
+        image=name,
+        archives=[{"path": str(archive), "sha256": digest_of_file(archive)}],
+        offline=True,
+    )
     assert (rc, answer["error"]["id"]) == (1, "damaged")
 
 
