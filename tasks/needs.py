@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tasks.checks import DiskNeed, GpuNeed, Needs
+from tasks.checks.pairing import flag_count, flag_value
 from tasks.endpoints import brings, endpoints_of
 from tasks.installed import installed_of
 from tasks.model.sources import need_clients
@@ -33,13 +35,7 @@ def needs_of(plan: Plan) -> Needs:
     asked = [plan.facts.net.endpoints.get(need.url) for need in endpoints]
     recipe, settings, layout = plan.recipe, plan.settings, plan.layout
     hardware, pins = recipe.hardware, recipe.route(plan.route)
-    flags = recipe.flags(plan.mode, plan.route)
-    speculative = flags.get("speculative-config")
-    method = speculative.get("method") if isinstance(speculative, dict) else None
-    tokens = speculative.get("num_speculative_tokens") if isinstance(speculative, dict) else None
-    parallel = flags.get("tensor-parallel-size")
-    transfer = flags.get("kv-transfer-config")
-    return Needs(
+    needs = Needs(
         root=layout.root,
         route=settings.route or recipe.engine.default,
         gpu=GpuNeed(
@@ -84,14 +80,26 @@ def needs_of(plan: Plan) -> Needs:
         engine_version=_engine_version(pins),
         flashinfer=_flashinfer(recipe, pins),
         model_speculative=tuple(recipe.model.speculative),
-        speculative_method=str(method) if method else None,
-        speculative_tokens=int(tokens) if isinstance(tokens, int) else None,
         attention_heads=recipe.model.attention_heads,
-        tensor_parallel=int(parallel) if isinstance(parallel, int) else None,
-        disaggregated=isinstance(transfer, dict)
-        and transfer.get("kv_role") in ("kv_producer", "kv_consumer"),
+        promoting=recipe.faster(settings.mode) if plan.verb == "promote" else None,
+        known_issues=tuple(f"{issue.summary} ({issue.reference})" for issue in recipe.known_issues),
+    )
+    modes = {mode: _serving(needs, recipe, mode, plan.route) for mode in recipe.serve.modes}
+    return replace(modes.pop(plan.mode), other_modes=modes)
+
+
+def _serving(needs: Needs, recipe: Recipe, mode: str, route: str) -> Needs:
+    """The needs with what one mode says: flags, environment, and what follows from them."""
+    flags = recipe.flags(mode, route)
+    method = flag_value(flags, "speculative-config.method")
+    return replace(
+        needs,
+        speculative_method=str(method) if method else None,
+        speculative_tokens=flag_count(flags, "speculative-config.num_speculative_tokens"),
+        tensor_parallel=flag_count(flags, "tensor-parallel-size"),
+        disaggregated=flag_value(flags, "kv-transfer-config.kv_role") in ("kv_producer", "kv_consumer"),
         flags=dict(flags),
-        env=recipe.env(plan.mode, plan.route),
+        env=recipe.env(mode, route),
     )
 
 

@@ -41,16 +41,13 @@ def fast_mode(plan: Plan) -> str:
 
     Raises StepFailed when the recipe has none.
     """
-    asked = plan.settings.mode
-    others = [mode for mode in plan.recipe.serve.modes if mode != SAFE_MODE]
-    if asked and asked != SAFE_MODE:
-        return asked
-    if not others:
+    mode = plan.recipe.faster(plan.settings.mode)
+    if mode is None:
         raise StepFailed(
             f"the recipe {plan.recipe.name} has no mode besides {SAFE_MODE}\n"
             "Fix: add one: [serve.modes.optimized.flags]"
         )
-    return "optimized" if "optimized" in others else others[0]
+    return mode
 
 
 def folder_of(plan: Plan) -> str:

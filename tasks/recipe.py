@@ -402,6 +402,13 @@ class Recipe(Part):
         extra = self.engine.docker.env if route == "docker" and self.engine.docker else {}
         return {**self.serve.env, **extra, **self.serve.modes[mode].env}
 
+    def faster(self, asked: str | None = None) -> str | None:
+        """The mode to promote: the one that is asked for, else the first one that is not the safe one."""
+        others = [mode for mode in self.serve.modes if mode != SAFE_MODE]
+        if asked and asked != SAFE_MODE:
+            return asked
+        return "optimized" if "optimized" in others else next(iter(others), None)
+
     def beside(self, name: str) -> Path:
         """A lock or manifest that the recipe names relative to itself."""
         return self.file.parent / name

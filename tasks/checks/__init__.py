@@ -19,6 +19,7 @@ Check = Callable[[Needs, HostFacts], Finding | list[Finding]]
 
 CHECKS: dict[str, Check] = {
     "recipe.pairing": pairing.pairing,
+    "recipe.known_issues": pairing.known_issues,
     "host.probe": host.probe,
     "host.os": host.os_release,
     "host.kernel": host.kernel,

@@ -66,7 +66,8 @@ class Needs:
     known. `low_ports`: the engine may listen where only root may. `flags` are the engine's
     flags and `env` its environment in the chosen mode, for combinations that cannot work. `python` is the
     version of the engine's environment, `python_path` the interpreter that the site names for it.
-    `compiles_later`: another mode of the recipe compiles, though the present one does not.
+    `compiles_later`: another mode of the recipe compiles, though the present one does not. `other_modes` are
+    the same needs in each of the recipe's other modes, `promoting` the one of them that is to be promoted.
     """
 
     root: str
@@ -101,7 +102,6 @@ class Needs:
     low_ports: bool = False
     engine_version: str | None = None
     flashinfer: str | None = None
-    model_kind: str | None = None
     model_speculative: tuple[str, ...] = ()
     speculative_method: str | None = None
     speculative_tokens: int | None = None
@@ -110,6 +110,9 @@ class Needs:
     disaggregated: bool = False
     flags: dict[str, Any] = field(default_factory=dict)
     env: dict[str, str] = field(default_factory=dict)
+    other_modes: dict[str, Needs] = field(default_factory=dict)
+    promoting: str | None = None
+    known_issues: tuple[str, ...] = ()
 
     @property
     def want_gpu(self) -> bool:

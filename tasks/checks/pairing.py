@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import math
 import operator
 import re
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tasks.checks.gpu import capability_of
+from tasks.checks.gpu import capability_of, chosen
 from tasks.checks.needs import Needs
 from tasks.checks.words import names
 from tasks.facts import HostFacts
@@ -22,6 +24,8 @@ DATA = Path(__file__).with_name("pairings.toml")
 # Methods that need weights of their own in the checkpoint (the others work with any).
 OF_CHECKPOINT = ("mtp", "dspark")
 
+# Besides tensor parallel, what multiplies the GPUs of one engine.
+_WORLD = ("pipeline", "data")
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     ">=": operator.ge,
     "<=": operator.le,
@@ -90,16 +94,34 @@ def in_range(version: str | int | None, spec: str) -> bool:
 def flag_value(flags: Mapping[str, Any], name: str) -> Any:
     """The value of a flag, also inside a JSON one: `speculative-config.method`, `attention_config.x`.
 
-    Dashes and underscores are the same to the engine. None when it is not set.
+    Dashes and underscores are the same to the engine; a JSON flag may be a table or its text. None when it
+    is not set.
     """
     wanted = name.replace("_", "-")
     for key, value in flags.items():
         own = key.replace("_", "-")
         if own == wanted:
             return value
-        if wanted.startswith(own + ".") and isinstance(value, Mapping):
-            return flag_value(value, wanted.removeprefix(own + "."))
+        if wanted.startswith(own + ".") and (table := _table(value)) is not None:
+            return flag_value(table, wanted.removeprefix(own + "."))
     return None
+
+
+def _table(value: Any) -> Mapping[str, Any] | None:
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            return None
+    return value if isinstance(value, Mapping) else None
+
+
+def flag_count(flags: Mapping[str, Any], name: str) -> int | None:
+    """The number that a flag is set to, as a number or its text; None when it is not."""
+    value = flag_value(flags, name)
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        return None
+    return int(value) if str(value).isdigit() else None
 
 
 def applies(rule: Rule, needs: Needs, capability: str | None) -> bool:
@@ -155,22 +177,37 @@ def structural(needs: Needs) -> list[Verdict]:
             )
         )
     count = needs.gpu.count if needs.gpu else 0
-    if parallel and count and parallel > count:
+    sizes = {
+        "tensor": parallel,
+        **{kind: flag_count(needs.flags, f"{kind}-parallel-size") for kind in _WORLD},
+    }
+    told = " x ".join(f"{kind} parallel {size}" for kind, size in sizes.items() if size)
+    world = math.prod(size for size in sizes.values() if size)
+    if told and count and world > count:
         found.append(
             Verdict(
                 "fail",
-                f"tensor parallel {parallel} needs more GPUs than the recipe names ({count})",
-                f"Set tensor-parallel-size to {count}, or the recipe's count to {parallel}.",
+                f"{told} needs more GPUs than the recipe names ({count})",
+                f"Choose sizes whose product is {count}, or set the recipe's count to {world}.",
                 "vLLM: world size is larger than the available GPUs",
             )
         )
-    elif parallel and count and count % parallel:
+    elif told and count and count % world:
+        found.append(
+            Verdict(
+                "fail",
+                f"{told} does not divide the {count} GPUs that the recipe names",
+                f"Choose sizes whose product is {count}, or set the recipe's count to {world}.",
+                "vLLM: one engine uses tensor x pipeline x data parallel GPUs",
+            )
+        )
+    elif told and count > world and not needs.disaggregated:
         found.append(
             Verdict(
                 "warn",
-                f"tensor parallel {parallel} leaves GPUs of {count} unused",
-                "Use a size that divides the number of GPUs.",
-                "vLLM: one engine uses tensor-parallel-size GPUs",
+                f"{told} leaves {count - world} of the recipe's {count} GPUs unused",
+                f"Choose sizes whose product is {count}, or set the recipe's count to {world}.",
+                "vLLM: one engine uses tensor x pipeline x data parallel GPUs",
             )
         )
     if needs.disaggregated and count and count % 2:
@@ -185,16 +222,42 @@ def structural(needs: Needs) -> list[Verdict]:
     return found
 
 
-def pairing(needs: Needs, host: HostFacts) -> Finding:
-    """Nothing in recipe, engine and GPU is known not to go together."""
-    capability = needs.gpu.compute_capability if needs.gpu else None
-    if capability is None and needs.want_gpu:
-        capability = next((value for gpu in host.gpu.gpus if (value := capability_of(gpu))), None)
-    found = structural(needs) + [
+def verdicts(needs: Needs, capability: str | None) -> list[Verdict]:
+    """Every reason against one mode on GPUs of this compute capability."""
+    return structural(needs) + [
         Verdict(rule.status, rule.summary, rule.fix, rule.reference)
         for rule in rules()
         if applies(rule, needs, capability)
     ]
+
+
+def known_issues(needs: Needs, host: HostFacts) -> list[Finding]:
+    """What the recipe itself tells about its combination; said only where there is something."""
+    if not needs.known_issues:
+        return []
+    return [ok("recipe.known_issues", "known of this recipe", "; ".join(needs.known_issues))]
+
+
+def pairing(needs: Needs, host: HostFacts) -> Finding:
+    """Nothing in recipe, engine and GPU is known not to go together.
+
+    The recipe's other modes are looked at too, before anything is downloaded for them: they only warn, but
+    for the one that is to be promoted.
+    """
+    capability = needs.gpu.compute_capability if needs.gpu else None
+    if capability is None and needs.want_gpu:
+        capability = next((value for gpu in chosen(needs, host.gpu) if (value := capability_of(gpu))), None)
+    found = verdicts(needs, capability)
+    for mode, other in needs.other_modes.items():
+        found += [
+            replace(
+                verdict,
+                status=verdict.status if mode == needs.promoting else "warn",
+                summary=f"mode {mode}: {verdict.summary}",
+            )
+            for verdict in verdicts(other, capability)
+            if verdict not in found
+        ]
     blocking = [verdict for verdict in found if verdict.status == "fail"]
     worst = blocking or found
     if not worst:

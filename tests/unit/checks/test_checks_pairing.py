@@ -2,13 +2,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from composed_hosts import HEALTHY, gpu_host
 
 from tasks.checks import GpuNeed, Needs
-from tasks.checks.pairing import applies, flag_value, in_range, pairing, rules
+from tasks.checks.pairing import applies, flag_count, flag_value, in_range, known_issues, pairing, rules
+from tasks.needs import needs_of
+from tasks.plan import Plan
+from tasks.recipe import Mode, load_recipe
+from tasks.settings import settings_from
 
 MakeNeeds = Callable[..., Needs]
 SM120 = GpuNeed(("RTX PRO 6000 Blackwell",), 4, "12.0")
@@ -117,7 +122,8 @@ def test_a_method_needs_weights_of_the_checkpoint(needs: MakeNeeds) -> None:
         (4, 64, 4, "ok", ""),
         (6, 64, 6, "fail", "does not divide the model's 64 attention heads"),
         (8, 64, 4, "fail", "needs more GPUs than the recipe names (4)"),
-        (4, 64, 6, "warn", "leaves GPUs of 6 unused"),
+        (4, 64, 6, "fail", "tensor parallel 4 does not divide the 6 GPUs"),
+        (2, 64, 4, "warn", "leaves 2 of the recipe's 4 GPUs unused"),
         (None, 64, 4, "ok", ""),
     ],
 )
@@ -128,6 +134,57 @@ def test_tensor_parallel_must_divide_heads_and_fit_the_gpus(
     finding = pairing(wanted, HEALTHY)
     assert finding.status == status
     assert words in finding.summary
+
+
+@pytest.mark.parametrize(
+    ("flags", "status", "words"),
+    [
+        ({"pipeline-parallel-size": 2}, "fail", "tensor parallel 4 x pipeline parallel 2 needs more GPUs"),
+        ({"data_parallel_size": "2"}, "fail", "tensor parallel 4 x data parallel 2 needs more GPUs"),
+        ({"pipeline-parallel-size": 1, "data-parallel-size": 1}, "ok", ""),
+    ],
+)
+def test_every_kind_of_parallelism_multiplies_the_gpus(
+    flags: dict[str, Any], status: str, words: str, needs: MakeNeeds
+) -> None:
+    finding = pairing(needs(gpu=replace(SM90, count=4), tensor_parallel=4, flags=flags), HEALTHY)
+    assert (finding.status, words in finding.summary) == (status, True)
+
+
+def plan_with(optimized: dict[str, Any], **settings: Any) -> Plan:
+    """The SM120 recipe with other flags in its faster mode."""
+    verb = settings.pop("verb", "preflight")
+    name = "deepseek-v4-flash-sm120"
+    recipe = load_recipe(name)
+    modes = {**recipe.serve.modes, "optimized": Mode(flags=optimized)}
+    recipe = recipe.model_copy(update={"serve": recipe.serve.model_copy(update={"modes": modes})})
+    made = settings_from({"recipe": name, **settings}, lambda key: key)
+    return Plan(SimpleNamespace(name="gpu1", data={}, connector=None), made, recipe, verb)
+
+
+@pytest.mark.parametrize("flag", [{"method": "dspark", "num_speculative_tokens": 5}, '{"method": "dspark"}'])
+def test_a_mode_that_will_be_promoted_is_judged_before_it_is(flag: Any) -> None:
+    host = gpu_host("rtx-pro-6000-x4")
+    before = pairing(needs_of(plan_with({"speculative-config": flag})), host)
+    assert before.status == "warn"
+    assert "mode optimized: this checkpoint has no weights for dspark" in before.summary
+    for settings in ({"verb": "promote"}, {"mode": "optimized"}):
+        assert pairing(needs_of(plan_with({"speculative-config": flag}, **settings)), host).status == "fail"
+    good = plan_with({"speculative-config": {"method": "mtp", "num_speculative_tokens": 2}}, verb="promote")
+    assert pairing(needs_of(good), host).status == "ok"
+
+
+def test_what_every_mode_has_is_said_once(needs: MakeNeeds) -> None:
+    wanted = needs(flags={"distributed-executor-backend": "ray"})
+    both = replace(wanted, other_modes={"optimized": wanted})
+    assert pairing(both, HEALTHY) == pairing(wanted, HEALTHY)
+
+
+def test_what_the_recipe_knows_of_itself_is_shown(needs: MakeNeeds) -> None:
+    told = needs_of(plan_with({})).known_issues
+    (finding,) = known_issues(needs(known_issues=told), HEALTHY)
+    assert finding.status == "ok" and "reasoning_content" in (finding.observed or "")
+    assert known_issues(needs(), HEALTHY) == []
 
 
 def test_prefill_and_decode_need_an_even_split(needs: MakeNeeds) -> None:
@@ -167,3 +224,14 @@ def test_flags_are_found_in_every_spelling() -> None:
     assert flag_value(flags, "a_b") == 1
     assert flag_value(flags, "speculative-config.depth") is None
     assert flag_value({"a-b.c": 1}, "a-b") is None
+    text = {"attention-config": '{"use_fp4_indexer_cache": true, "depth": {"x": 3}}', "odd": "{no JSON"}
+    assert flag_value(text, "attention_config.use_fp4_indexer_cache") is True
+    assert flag_count(text, "attention-config.depth.x") == 3
+    assert flag_value(text, "odd.key") is None
+    assert [flag_count({"n": value}, "n") for value in (4, "4", True, "auto", None)] == [
+        4,
+        4,
+        None,
+        None,
+        None,
+    ]
