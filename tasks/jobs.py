@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
+import secrets
 import time
 from collections import deque
 from collections.abc import Callable
@@ -40,10 +41,13 @@ class JobState:
     log: str
     result: str
     cancelled: str | None = None
+    ran: int | None = None
 
     @property
     def elapsed(self) -> int:
-        """Seconds from start to end, or to now while it runs."""
+        """Seconds from start to end, or to now while it runs (by the uptime: clocks are set)."""
+        if self.ran is not None:
+            return self.ran
         if self.started is None:
             return 0
         return (self.ended or self.now or self.started) - self.started
@@ -115,6 +119,7 @@ def parse_status(text: str) -> JobState:
         log=decoded("log"),
         result=decoded("result"),
         cancelled=fields.get("cancelled") or None,
+        ran=number("ran"),
     )
 
 
@@ -201,19 +206,21 @@ def start_script(job: Job, program: str) -> str:
     """The sh that hands a job to `job.sh` (at `program`) and starts it; its key decides whether it runs."""
     exports = "".join(f"export {name}={quote(value)}\n" for name, value in job.env)
     command = exports + "exec " + " ".join(quote(part) for part in job.argv) + "\n"
-    folder = quote(job.folder)
+    folder, tag = quote(job.folder), secrets.token_hex(4)
     return (
-        f"umask 077; mkdir -p {folder} && {write_file(job.folder + '/command.new', command)}"
-        f" && cat > {quote(job.folder + '/input.new')}"
-        f" && sh {quote(program)} start {folder} {quote(job.key)} {quote('rackwright-job-' + job.name)}"
+        f"umask 077; mkdir -p {folder} && {write_file(f'{job.folder}/command.{tag}', command)}"
+        f" && cat > {quote(f'{job.folder}/input.{tag}')}"
+        f" && sh {quote(program)} start {folder} {quote(job.key)} {tag} {quote('rackwright-job-' + job.name)}"
     )
 
 
 def status(remote: Remote, program: str, folder: str, log_bytes: int = LOG_BYTES) -> JobState:
-    """Ask how a job stands. Raises LostHost."""
-    return parse_status(
-        remote.run(f"sh {quote(program)} status {quote(folder)} {log_bytes}", timeout=60).stdout
-    )
+    """Ask how a job stands; without its program (uninstalled) it is absent. Raises LostHost."""
+    ask = f"sh {quote(program)} status {quote(folder)} {log_bytes}"
+    done = remote.run(f"[ ! -f {quote(program)} ] || {ask}", timeout=60)
+    if not done.ok:
+        raise LostHost(done.stderr.strip() or f"its status could not be read (exit code {done.rc})")
+    return parse_status(done.stdout)
 
 
 def run_job(

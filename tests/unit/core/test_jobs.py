@@ -9,8 +9,9 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from this_machine import Here
@@ -25,9 +26,11 @@ from tasks.jobs import (
     outcome_of,
     parse_status,
     run_job,
+    status,
 )
-from tasks.remote import Remote, Result
+from tasks.remote import LostHost, Remote, Result
 
+tags = count(1)
 JOB_SH = str(Path(__file__).parents[3] / "tasks" / "onhost" / "job.sh")
 
 
@@ -38,12 +41,16 @@ class OnHost:
         self.folder = folder
 
     def start(self, key: str, command: str, stdin: str = "") -> str:
+        argv = self.argv(key, command, stdin)
+        return subprocess.run(argv, capture_output=True, text=True, timeout=30).stdout.strip()
+
+    def argv(self, key: str, command: str, stdin: str = "") -> list[str]:
+        """Leave the files of one controller, and what it then calls."""
         self.folder.mkdir(exist_ok=True)
-        (self.folder / "command.new").write_text(command)
-        (self.folder / "input.new").write_text(stdin)
-        return subprocess.run(
-            ["sh", JOB_SH, "start", str(self.folder), key], capture_output=True, text=True, timeout=30
-        ).stdout.strip()
+        tag = f"{next(tags)}"
+        (self.folder / f"command.{tag}").write_text(command)
+        (self.folder / f"input.{tag}").write_text(stdin)
+        return ["sh", JOB_SH, "start", str(self.folder), key, tag]
 
     def status(self) -> JobState:
         done = subprocess.run(
@@ -106,10 +113,7 @@ def test_a_start_that_was_killed_holds_up_nobody(job: OnHost, tmp_path: Path) ->
 
 
 def test_a_start_whose_controller_died_ends_all_the_same(job: OnHost, tmp_path: Path) -> None:
-    job.folder.mkdir()
-    (job.folder / "command.new").write_text(f"echo x >> {tmp_path}/count; exec sleep 30")
-    (job.folder / "input.new").write_text("")
-    start = ["sh", JOB_SH, "start", str(job.folder), "k1"]
+    start = job.argv("k1", f"echo x >> {tmp_path}/count; exec sleep 30")
     orphan = subprocess.Popen(start, stdout=subprocess.PIPE)
     assert orphan.stdout is not None
     orphan.stdout.close()
@@ -124,6 +128,91 @@ def test_a_start_whose_controller_died_ends_all_the_same(job: OnHost, tmp_path: 
         job.cancel()
 
 
+def test_work_whose_leader_was_killed_is_still_the_job(job: OnHost, tmp_path: Path) -> None:
+    work = f"echo x >> {tmp_path}/count; exec sleep 30"
+    job.start("k1", work)
+    job.wait(lambda state: (tmp_path / "count").exists())
+    os.kill(int((job.folder / "pid").read_text()), signal.SIGKILL)
+    try:
+        time.sleep(0.2)
+        assert job.status().state == "running"
+        assert job.start("k1", work) == "attached"
+    finally:
+        job.cancel()
+    assert job.status().state == "dead"
+    assert (tmp_path / "count").read_text() == "x\n"
+
+
+def test_a_dead_leader_that_nobody_reaps_is_not_running(job: OnHost) -> None:
+    job.start("k1", "exec sleep 30")
+    job.cancel()
+    zombie = subprocess.Popen(["true"])
+    try:
+        while Path(f"/proc/{zombie.pid}/stat").read_text().split()[2] != "Z":
+            time.sleep(0.01)
+        since = Path(f"/proc/{zombie.pid}/stat").read_text().rsplit(")", 1)[1].split()[19]
+        (job.folder / "pid").write_text(f"{zombie.pid}\n")
+        (job.folder / "start").write_text(f"{since}\n")
+        assert job.status().state == "dead"
+    finally:
+        zombie.wait()
+
+
+def test_work_that_cannot_be_recorded_is_not_begun(job: OnHost, tmp_path: Path) -> None:
+    (job.folder / "boot").mkdir(parents=True)
+    assert job.start("k1", f"touch {tmp_path}/begun") == ""
+    assert not (tmp_path / "begun").exists()
+
+
+def test_a_controller_that_is_refused_changes_nothing_of_the_job_that_runs(job: OnHost) -> None:
+    first = job.argv("k1", "sleep 1; cat", "first")
+    second = job.argv("k2", "sleep 1; cat", "second")
+    answers = [subprocess.run(argv, capture_output=True, text=True).stdout for argv in (first, second)]
+    assert answers == ["started\n", "other k1\n"]
+    assert job.wait(lambda state: state.state == "done").result == "first"
+    left = {path.name for path in job.folder.iterdir() if path.name.startswith(("command", "input"))}
+    assert left == {"command", "input"}
+
+
+def test_two_controllers_that_find_a_killed_start_begin_one_job(job: OnHost, tmp_path: Path) -> None:
+    killed = subprocess.Popen(["sleep", "30"])
+    job.folder.mkdir()
+    hold(job.folder, killed.pid)
+    killed.kill()
+    killed.wait()
+    work = f"echo x >> {tmp_path}/count; exec sleep 20"
+    racing = [subprocess.Popen(job.argv("k1", work), stdout=subprocess.PIPE, text=True) for _ in range(6)]
+    answers = [process.communicate(timeout=30)[0].strip() for process in racing]
+    try:
+        assert answers.count("started") <= 1
+        assert set(answers) <= {"started", "attached", "busy"}
+        assert job.start("k1", work) in ("started", "attached")
+        job.wait(lambda state: (tmp_path / "count").exists())
+        assert (tmp_path / "count").read_text() == "x\n"
+    finally:
+        job.cancel()
+
+
+def test_a_clock_that_is_set_changes_nothing_of_how_long_a_job_has_run(job: OnHost) -> None:
+    job.start("k1", "exec sleep 30")
+    try:
+        (job.folder / "started").write_text("1000\n")
+        assert job.wait(lambda state: state.state == "running").elapsed < 30
+    finally:
+        job.cancel()
+
+
+def test_a_status_that_cannot_be_asked_is_no_answer(tmp_path: Path) -> None:
+    class Full(Here):
+        def run(self, script: str, **more: Any) -> Result:
+            return Result(2, "", "sh: 1: Cannot fork")
+
+    with pytest.raises(LostHost, match="Cannot fork"):
+        status(cast(Remote, Full()), JOB_SH, str(tmp_path))
+    gone = status(cast(Remote, Here()), str(tmp_path / "job.sh"), str(tmp_path))
+    assert gone.state == "absent"
+
+
 def test_the_same_key_attaches_and_another_is_refused_while_it_runs(job: OnHost) -> None:
     job.start("k1", "exec sleep 30")
     try:
@@ -136,13 +225,8 @@ def test_the_same_key_attaches_and_another_is_refused_while_it_runs(job: OnHost)
 
 
 def test_many_starts_at_once_make_one_job(job: OnHost, tmp_path: Path) -> None:
-    job.folder.mkdir()
-    (job.folder / "command.new").write_text(f"echo x >> {tmp_path}/count; exec sleep 20")
-    (job.folder / "input.new").write_text("")
-    racing = [
-        subprocess.Popen(["sh", JOB_SH, "start", str(job.folder), "k1"], stdout=subprocess.PIPE, text=True)
-        for _ in range(8)
-    ]
+    work = f"echo x >> {tmp_path}/count; exec sleep 20"
+    racing = [subprocess.Popen(job.argv("k1", work), stdout=subprocess.PIPE, text=True) for _ in range(8)]
     answers = [process.communicate(timeout=30)[0].strip() for process in racing]
     try:
         assert answers.count("started") == 1
