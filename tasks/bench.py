@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tasks.checks.gpu import chosen
 from tasks.compare import PROTOCOL, NoBenchmark, newest_first, read_benchmark
 from tasks.digest import digest_of
-from tasks.facts.gpu import GpuFacts
+from tasks.facts.gpu import Gpu, GpuFacts
 from tasks.launch import LaunchSpec
 from tasks.plan import Plan
 from tasks.recipe import BenchCase, Expected
@@ -94,6 +96,7 @@ class Benchmark:
         plan = self.plan
         flags = plan.recipe.flags(spec.mode, plan.route)
         mode = flags.get("tokenizer-mode")
+        used = [gpu.index for gpu in chosen(plan.needs, plan.facts.gpu)]
         return {
             "base_url": spec.base_url,
             "model": spec.model_name,
@@ -105,6 +108,7 @@ class Benchmark:
             "cases": self.cases(),
             "runs": self.runs,
             "seed": plan.recipe.bench.seed,
+            "gpus": (used or None) if plan.recipe.hardware.count else [],
             "log_script": plan.supervisor.logs(spec.name, spec.log, 4000, False),
             "folder": plan.layout.tmp,
         }
@@ -147,21 +151,22 @@ def document(plan: Plan, spec: LaunchSpec, result: dict[str, Any]) -> dict[str, 
         "weights": _digest_of(plan, "weights"),
         "supervisor": plan.supervisor.name,
         "facts": plan.facts_shown(),
-        "gpus": gpus_of(plan.facts.gpu),
+        "gpus": gpus_of(plan.facts.gpu, chosen(plan.needs, plan.facts.gpu)),
         "expected": expected_rows(plan.recipe.bench.expected, spec.mode, result.get("cases") or []),
     }
 
 
-def gpus_of(facts: GpuFacts) -> dict[str, Any] | None:
+def gpus_of(facts: GpuFacts, used: Sequence[Gpu] | None = None) -> dict[str, Any] | None:
     """What the figures depend on: driver, names, power limits (watts) and links; None without GPUs."""
-    if not facts.gpus:
+    used = facts.gpus if used is None else used
+    if not used:
         return None
     return {
         "driver": facts.driver,
         "cuda": facts.cuda,
-        "names": [gpu.name for gpu in facts.gpus],
-        "power_limits": [gpu.power_limit for gpu in facts.gpus],
-        "links": [f"gen{gpu.link_gen_max} x{gpu.link_width}" for gpu in facts.gpus],
+        "names": [gpu.name for gpu in used],
+        "power_limits": [gpu.power_limit for gpu in used],
+        "links": [f"gen{gpu.link_gen_max} x{gpu.link_width}" for gpu in used],
     }
 
 

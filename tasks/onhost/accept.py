@@ -369,11 +369,13 @@ class Client:
     def send(
         self, method: str, path: str, body: Any = None, *, raw: bytes | None = None, key: str | None = None,
         seconds: float = 60.0, each_line: Callable[[Iterator[tuple[float, bytes]]], None] | None = None,
+        name: str | None = None,
     ) -> Exchange:  # fmt: skip
         """One request. Errors of the transport are noted in the exchange, never raised.
 
         `key` replaces the client's key ("" sends none). With `each_line` the body of a good answer is
-        handed over line by line, each with its time, and is kept as text as far as it was read.
+        handed over line by line, each with its time, and is kept as text as far as it was read. `name` is
+        the request's own, by which engines log it.
         """
         exchange = Exchange(method, path, body if raw is None else raw.decode("utf-8", "replace"))
         self.exchanges.append(exchange)
@@ -383,6 +385,8 @@ class Client:
         headers = {"Connection": "close"}
         if data is not None:
             headers["Content-Type"] = "application/json"
+        if name:
+            headers["X-Request-Id"] = name
         used = self.key if key is None else key
         if used:
             headers["Authorization"] = "Bearer " + used

@@ -16,9 +16,10 @@ spread of the runs that count, and every run with its reasons.
 
 Parameters: base_url, model (served name); optional: api_key_file, tokenizer (folder of the model),
 tokenizer_mode, trust_remote_code, vllm, cases [{name, input, output, concurrency, prompts, warmups, rate}]
-(tokens; rate in requests a second, absent: as fast as the concurrency allows), runs, seed, log_script (sh
-that prints the end of the engine's log), patience (seconds to wait for the engine to be idle), limit
-(seconds for one run), folder (for files in passing).
+(tokens; rate in requests a second, absent: as fast as the concurrency allows), runs, seed, gpus (indices of
+those that the engine uses, as nvidia-smi counts them; absent: every one), log_script (sh that prints the end
+of the engine's log), patience (seconds to wait for the engine to be idle), limit (seconds for one run),
+folder (for files in passing).
 
 Exit codes: 0 every case has all its runs, 1 not, 2 wrong usage. Standard library only, Python >= 3.8.
 Protocol: DeepSeek-V4-Flash on H20, section 8 of the tutorial (fixed lengths, `--ignore-eos`, temperature 0,
@@ -29,6 +30,7 @@ from __future__ import annotations
 
 import argparse
 import glob
+import itertools
 import json
 import os
 import queue
@@ -56,8 +58,10 @@ if TYPE_CHECKING:
 PERCENTILES = (50, 95, 99)
 LATENCIES = ("ttft", "tpot", "itl", "e2el")
 REPEATS = 2  # of a run that compiled kernels
+NO_WARMUPS = "this version of the client makes no warm-ups: the first requests may be slower"
 BUNDLED = 1e-4  # seconds
 SHORT_RUN = 5.0  # seconds
+FEW = {95: 20, 99: 100}  # requests that a percentile needs: with fewer it is the slowest of them
 SAMPLES_KEPT = 120  # of one run
 GPU_FIELDS = ("index", "utilization.gpu", "memory.used", "power.draw", "clocks.sm", "temperature.gpu")
 # flags that older versions of `vllm bench serve` lack; without them a run still means what it says
@@ -174,6 +178,12 @@ def notes_of(raw: Json, figures: dict[str, float]) -> list[str]:
         notes.append("%d requests were preempted: the KV cache is too small" % figures["preemptions"])
     if 0 < figures.get("seconds", 0) < SHORT_RUN:
         notes.append("the run took %.2f s: too short for a steady state" % figures["seconds"])
+    requests = int(figures.get("requests", 0))
+    few = ["p%d" % share for share, least in FEW.items() if 0 < requests < least]
+    if few:
+        notes.append(
+            "%s of %d requests: little more than the slowest of them" % (" and ".join(few), requests)
+        )
     return notes
 
 
@@ -256,7 +266,7 @@ def mechanisms(before: accept.Metrics, after: accept.Metrics) -> dict[str, float
 
 
 def energy_of(samples: list[Json], span: tuple[float, float] | None) -> float | None:
-    """Joules of all GPUs between two moments, from power samples (trapezoids).
+    """Joules of all GPUs in the samples between two moments, from power samples (trapezoids).
 
     None without power, and where fewer than three samples lie between them: that is no measurement.
     """
@@ -351,11 +361,12 @@ def case_of(values: Json) -> Json:
 class Sampler:
     """Looks once a second at the GPUs and at the engine's queues, until it is told to stop."""
 
-    def __init__(self, client: accept.Client, every: float = 1.0) -> None:
+    def __init__(self, client: accept.Client, gpus: list[int] | None = None, every: float = 1.0) -> None:
         self.samples: list[Json] = []
+        self.used = gpus
         self.every = every
         self.client = client
-        self.tool = shutil.which("nvidia-smi")
+        self.tool = None if gpus == [] else shutil.which("nvidia-smi")
         self.over = threading.Event()
         self.thread = threading.Thread(target=self.watch, daemon=True)
         self.thread.start()
@@ -378,13 +389,14 @@ class Sampler:
             self.over.wait(max(0.0, due - time.monotonic()))
 
     def gpus(self) -> list[Json]:
-        """What nvidia-smi says now; nothing when it does not answer."""
+        """What nvidia-smi says now of the GPUs in use; nothing when it does not answer."""
         argv = [str(self.tool), "--query-gpu=" + ",".join(GPU_FIELDS), "--format=csv,noheader,nounits"]
         try:
             done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=10)
         except (OSError, subprocess.SubprocessError):
             return []
-        return parse_gpus(done.stdout.decode("utf-8", "replace"))
+        rows = parse_gpus(done.stdout.decode("utf-8", "replace"))
+        return [row for row in rows if self.used is None or row["gpu"] in self.used]
 
     def stop(self) -> list[Json]:
         """End it; what it saw."""
@@ -511,7 +523,7 @@ class Session:
         before = self.idle()
         log = self.log_end()
         prefix = "rackwright-%s-" % uuid.uuid4().hex[:8]
-        sampler = Sampler(self.client)
+        sampler = Sampler(self.client, self.parameters.get("gpus"))
         began = time.time()
         try:
             if self.own_client:
@@ -520,11 +532,12 @@ class Session:
                 raw, command, failure = self.drive_vllm(case, seed, prefix)
         finally:
             samples = sampler.stop()
+        sent = self.sent(case)
         figures = figures_of(raw) if raw else {}
         why = [failure] if failure else problems_of(raw, case, figures)
-        after = self.settled(before, case) if before else None
+        after = self.settled(before, sent) if before else None
         if before and after:
-            why += [] if failure else served_problems(case, before, after)
+            why += [] if failure else served_problems(sent, before, after)
             figures.update(mechanisms(before, after))
         compiled = [line for line in accept.new_lines(log, self.log_end()) if accept.COMPILED.search(line)]
         span = span_of(raw) if raw else None
@@ -536,13 +549,18 @@ class Session:
             "valid": not why and not compiled,
             "cold": bool(compiled),
             "why": why + (["%d kernels were compiled in this run" % len(compiled)] if compiled else []),
-            "notes": notes_of(raw, figures),
+            "notes": notes_of(raw, figures) + ([] if sent == case else [NO_WARMUPS]),
             "figures": {name: rounded(value) for name, value in figures.items()},
             "command": command,
             "samples": thinned([
                 {**s, "at": round(s["at"] - first, 1)} for s in samples if around(s["at"], span)
             ]),
         }  # fmt: skip
+
+    def sent(self, case: Json) -> Json:
+        """The case as its client sends it: older versions of the engine's know no warm-ups."""
+        cold = not self.own_client and "--num-warmups" in self.without
+        return {**case, "warmups": 0} if cold else case
 
     def settled(self, before: accept.Metrics, case: Json) -> accept.Metrics | None:
         """Counters after a run: nothing outstanding, and the last answers counted."""
@@ -643,7 +661,7 @@ class OwnLoad:
     def __init__(self, session: Session, case: Json, seed: int, prefix: str) -> None:
         self.session = session
         self.case = case
-        self.prefix = prefix
+        self.ids = ("%s%d" % (prefix, number) for number in itertools.count())
         self.random = random.Random(seed)
         self.lock = threading.Lock()
         self.results: list[Json] = []
@@ -708,12 +726,14 @@ class OwnLoad:
                 return
             due, body = item
             time.sleep(max(0.0, due - time.monotonic()))
-            row = self.ask(body)
+            with self.lock:
+                name = next(self.ids)
+            row = self.ask(body, name)
             with self.lock:
                 self.results.append(row)
 
-    def ask(self, body: Json) -> Json:
-        """One streamed request."""
+    def ask(self, body: Json, name: str) -> Json:
+        """One streamed request; the engine's log calls it by this name."""
         client = accept.Client(self.session.parameters["base_url"], self.session.key)
         times: list[float] = []
         usage: Json = {}
@@ -732,7 +752,7 @@ class OwnLoad:
 
         start = time.monotonic()
         limit = self.session.parameters["limit"]
-        exchange = client.send("POST", "/v1/completions", body, seconds=limit, each_line=consume)
+        exchange = client.send("POST", "/v1/completions", body, seconds=limit, each_line=consume, name=name)
         if exchange.status != 200:
             said = accept.error_in_text(exchange.text)
             error.append(exchange.error or "status %s: %s" % (exchange.status, said))
@@ -875,7 +895,8 @@ def engine_version(client: accept.Client) -> str | None:
 TYPES: dict[str, Any] = {
     "base_url": str, "model": str, "api_key_file": (str, type(None)), "tokenizer": (str, type(None)),
     "tokenizer_mode": (str, type(None)), "trust_remote_code": bool, "vllm": (str, type(None)), "cases": list,
-    "runs": int, "seed": int, "log_script": (str, type(None)), "patience": (int, float),
+    "runs": int, "seed": int, "gpus": (list, type(None)), "log_script": (str, type(None)),
+    "patience": (int, float),
     "limit": (int, float), "folder": (str, type(None)),
 }  # fmt: skip
 DEFAULTS: dict[str, Any] = {
@@ -896,6 +917,9 @@ def parameters_from(values: Json) -> Json:
     if values.get("vllm") and not values.get("tokenizer"):
         raise Refused("usage", "the engine's client needs tokenizer, the folder of the model", "give it")
     found = {**DEFAULTS, **values}
+    gpus = found.get("gpus")
+    if gpus is not None and not all(type(one) is int for one in gpus):
+        raise Refused("usage", "gpus is %r, not a list of indices" % gpus, "such as [0, 1]")
     if found["runs"] < 1 or not found["cases"]:
         raise Refused("usage", "at least one run and one case are needed", "correct it")
     names = [case_of(case)["name"] for case in found["cases"]]
@@ -913,6 +937,11 @@ def case_from(text: str) -> Json:
     return {name: int(value) for name, value in zip(("input", "output", "concurrency"), found.groups())}
 
 
+def indices(text: str) -> list[int]:
+    """GPUs from N,N."""
+    return [int(one) for one in text.split(",")]
+
+
 def values_from(argv: list[str]) -> tuple[Json, bool]:
     """The parameters, and whether JSON was asked for."""
     parser = argparse.ArgumentParser(
@@ -926,6 +955,9 @@ def values_from(argv: list[str]) -> tuple[Json, bool]:
     parser.add_argument("--vllm", metavar="COMMAND", help="the engine's own client; absent: the built-in one")
     parser.add_argument("--tokenizer", metavar="FOLDER", help="the model's folder, for the engine's client")
     parser.add_argument("--case", metavar="IN/OUTxC", action="append", help="such as 128/64x8; repeatable")
+    parser.add_argument(
+        "--gpus", metavar="N,N", type=indices, help="those in use, such as 0,1 (default: all)"
+    )
     parser.add_argument("--runs", type=int, default=3, help="of every case (default: 3)")
     parser.add_argument("--seed", type=int, default=0, help="of the first run (default: 0)")
     given = parser.parse_args(argv)

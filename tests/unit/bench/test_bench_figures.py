@@ -92,6 +92,15 @@ def test_bundled_tokens_and_a_short_run_are_told_to_the_reader(raw: dict[str, An
     assert bench.notes_of(raw, {"seconds": 60.0}) == []
 
 
+@pytest.mark.parametrize(
+    ("requests", "shares"), [(8, "p95 and p99"), (19, "p95 and p99"), (20, "p99"), (99, "p99"), (100, None)]
+)
+def test_percentiles_of_too_few_requests_are_told_to_the_reader(requests: int, shares: str | None) -> None:
+    notes = bench.notes_of({}, {"seconds": 60.0, "requests": requests})
+    wanted = f"{shares} of {requests} requests: little more than the slowest of them"
+    assert notes == ([wanted] if shares else [])
+
+
 def test_counters_of_the_engine_agree_with_the_recorded_run() -> None:
     case = {**CASE, "warmups": 2}
     assert bench.served_problems(case, page("metrics-before.txt"), page("metrics-after.txt")) == []
@@ -202,6 +211,8 @@ def test_a_case_is_filled_in() -> None:
         {"cases": []},
         {"cases": [{"input": 1, "output": 1, "concurrency": 1}] * 2},
         {"runs": 0},
+        {"gpus": [True]},
+        {"gpus": "0"},
         {"no_such": 1},
         {"model": ""},
         {"seed": "1"},

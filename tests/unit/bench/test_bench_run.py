@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench_rig import CASE, FIXTURES, MODEL, Rig
+from bench_rig import CASE, FIXTURES, MODEL, Rig, engine
 
 from tasks.onhost import bench
 
@@ -226,6 +226,45 @@ if "--num-warmups" in sys.argv:
     assert result["without_flags"] == ["--num-warmups", "--request-id-prefix"]
 
 
+def test_a_client_that_knows_no_warm_ups_is_held_to_what_it_sends(rig: Rig) -> None:
+    older = f"""
+import sys
+if "--num-warmups" in sys.argv:
+    print("vllm: error: unrecognized arguments: --num-warmups 2")
+    sys.exit(2)
+given = dict(zip(sys.argv, sys.argv[1:]))
+import urllib.request, json
+for _ in range(4 + 1):  # the versions without warm-ups send one request before the others
+    body = {{"model": {MODEL!r}, "prompt": [7] * 128, "max_tokens": 16, "ignore_eos": True}}
+    url = given["--base-url"] + "/v1/completions"
+    urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode())).read()
+{REPLAY}
+"""
+    one = rig.serve()
+    result = rig.run(one, vllm=rig.client(older), tokenizer="/models/m", cases=[RECORDED])
+    (run,) = result["cases"][0]["runs"]
+    assert run["valid"], run["why"]
+    assert bench.NO_WARMUPS in run["notes"]
+
+
+def test_requests_of_the_built_in_client_carry_names_of_their_own(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    answer = engine.Handler.do_POST
+
+    def noted(handler: Any) -> None:
+        if handler.path == "/v1/completions":
+            seen.append(handler.headers["X-Request-Id"])
+        answer(handler)
+
+    monkeypatch.setattr(engine.Handler, "do_POST", noted)
+    assert rig.run(rig.serve(), runs=2)["verdict"] == "pass"
+    assert len(seen) == len(set(seen)) == 2 * (CASE["prompts"] + CASE["concurrency"])
+    assert {name.rsplit("-", 1)[0][:11] for name in seen} == {"rackwright-"}
+    assert len({name.rsplit("-", 1)[0] for name in seen}) == 2
+
+
 def test_without_a_client_of_its_own_the_built_in_one_takes_over(rig: Rig) -> None:
     lacking = "import sys\nprint('usage: vllm serve MODEL')\nsys.exit(2)\n"
     result = rig.run(rig.serve(), vllm=rig.client(lacking), tokenizer="/models/m")
@@ -298,6 +337,28 @@ def test_gpus_and_queues_are_sampled_beside_the_load(
     # two GPUs of 100 W each, for as long as requests were under way
     under_way = figures["joules_per_output_token"] * figures["output_tokens"] / 200
     assert 0 < under_way <= figures["seconds"] * 1.02 + 0.2
+
+
+def test_other_programs_gpus_and_a_card_for_the_screen_count_for_nothing(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = ["0, 1, 300, [N/A], 300, 40", *(f"{i}, 97, {i}0000, {i}00.0, 1980, 61" for i in range(1, 5))]
+    tool = tmp_path / "bin" / "nvidia-smi"
+    tool.parent.mkdir()
+    lines = "\\n".join(rows)
+    tool.write_text(f"#!/bin/sh\nprintf '{lines}\\n'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
+    sampler = bench.Sampler(rig.session(rig.serve()).client, [2, 3], every=0.01)
+    while len(sampler.samples) < 3:
+        time.sleep(0.01)
+    taken = sampler.stop()
+    assert bench.Sampler(sampler.client, []).stop()[0].get("gpus") is None  # an engine on the CPU
+    figures = {"output_tokens_per_second": 100.0, "output_tokens": 10.0}
+    bench.Session.add_energy(figures, taken, None)
+    assert (figures["output_tokens_per_second_per_gpu"], figures["gpu_memory_peak_mib"]) == (50.0, 30000.0)
+    seconds = taken[-1]["at"] - taken[0]["at"]
+    assert figures["joules_per_output_token"] == pytest.approx(500 * seconds / 10)
 
 
 def test_people_read_a_table(

@@ -11,6 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from tasks import bench as b
+from tasks.checks.needs import GpuNeed, Needs
 from tasks.facts.gpu import Gpu, GpuFacts
 from tasks.onhost import bench as onhost
 from tasks.recipe import Bench, BenchCase, Expected
@@ -107,6 +108,38 @@ def test_the_record_names_driver_and_gpus_and_is_silent_without() -> None:
         "links": ["gen5 x16", "gen5 x16"],
     }
     assert b.gpus_of(GpuFacts()) is None
+
+
+def test_only_the_gpus_that_the_engine_uses_are_measured_and_named() -> None:
+    cards = [Gpu(index=0, name="T400"), *(Gpu(index=i, name="H20") for i in range(1, 9))]
+    facts = GpuFacts(asked=True, gpus=tuple(cards))
+    plan: Any = SimpleNamespace(
+        recipe=SimpleNamespace(
+            flags=lambda mode, route: {},
+            bench=Bench.model_validate({}),
+            hardware=SimpleNamespace(count=4),
+            name="r",
+            digest="d",
+        ),
+        settings=SimpleNamespace(bench_runs=1, bench_rates=[]),
+        needs=Needs("/opt/rackwright", gpu=GpuNeed(count=4), env={"CUDA_VISIBLE_DEVICES": "5,6,7,8"}),
+        facts=SimpleNamespace(gpu=facts),
+        facts_shown=dict,
+        model_dir="/models/m", name="h", engine_label="e", route="wheel",
+        state=SimpleNamespace(has=lambda what: False),
+        supervisor=SimpleNamespace(name="systemd", logs=lambda *words: "true"),
+        layout=SimpleNamespace(tmp="/tmp", env="/env"),
+        receipt=lambda step: None,
+    )  # fmt: skip
+    spec: Any = SimpleNamespace(
+        mode="eager", base_url="http://127.0.0.1:1", model_name="m", key_file=None, name="s", log="l", argv=()
+    )
+    asked = b.Benchmark(plan)._request(spec)
+    assert asked["gpus"] == [5, 6, 7, 8]
+    assert onhost.parameters_from(asked)["gpus"] == [5, 6, 7, 8]
+    plan.recipe.hardware.count = 0  # an engine on the CPU
+    assert b.Benchmark(plan)._request(spec)["gpus"] == []
+    assert b.document(plan, spec, {})["gpus"]["names"] == ["H20"] * 4
 
 
 def kept(folder: Path, stamp: str, mode: str, **more: Any) -> None:
