@@ -505,11 +505,11 @@ def xid(needs: Needs, host: HostFacts) -> Finding:
             f"Xid {code} on {address}" + (f", {number} times" if number > 1 else "") + f": {meaning}{action}"
         )
     serious = [one for one in facts.xids if XIDS.get(one.code, ("", False))[1]]
-    unused = {_place(gpu.bus) for gpu in spare(needs, facts)}
+    unused = {place_on_bus(gpu.bus) for gpu in spare(needs, facts)}
     present = [
         one
         for one in serious
-        if _place(one.address) not in unused and not _past(one, host.system.uptime_s, facts.gpus)
+        if place_on_bus(one.address) not in unused and not _past(one, host.system.uptime_s, facts.gpus)
     ]
     reboot = any("Node Reboot" in one.text or one.code == 79 for one in present)
     if present:
@@ -542,14 +542,14 @@ def xid(needs: Needs, host: HostFacts) -> Finding:
     )
 
 
-def _place(address: str | None) -> str:
+def place_on_bus(address: str | None) -> str:
     """Domain, bus and device of an address, comparable: kernel and nvidia-smi write them differently."""
     return (address or "").lower().lstrip("0").split(".")[0]
 
 
 def _past(one: Xid, uptime: int | None, gpus: tuple[Gpu, ...]) -> bool:
     """The fault is history: its GPU is there and answers, and it is long ago or was mended by a reset."""
-    gpu = next((gpu for gpu in gpus if gpu.bus and _place(gpu.bus) == _place(one.address)), None)
+    gpu = next((gpu for gpu in gpus if gpu.bus and place_on_bus(gpu.bus) == place_on_bus(one.address)), None)
     if gpu is None or broken(gpu):
         return False
     if uptime is not None and one.at is not None and uptime - one.at > XID_RECENT_S:

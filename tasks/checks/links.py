@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from tasks.checks.gpu import chosen, unavailable
+from tasks.checks.gpu import chosen, place_on_bus, unavailable
 from tasks.checks.needs import Needs
 from tasks.checks.words import names
 from tasks.facts import HostFacts
+from tasks.facts.gpu import PciGpu
 from tasks.findings import Finding, fail, ok, skipped, warn
 
 P2P_OFF = "NCCL_P2P_DISABLE=1 together with --disable-custom-all-reduce"
@@ -63,7 +64,7 @@ def nccl_advice(needs: Needs, host: HostFacts) -> NcclAdvice:
         return NcclAdvice(False, f"P2P status {names(sorted(statuses))}", off_env, off_flags)
     if all_nvlink(needs, host):
         return NcclAdvice(True, "all GPUs are joined by NVLink")
-    if redirected(host):
+    if redirecting(needs, host):
         return NcclAdvice(False, "the bridges redirect peer traffic (ACS)", off_env, off_flags)
     return NcclAdvice(True, "P2P reads OK; only a real all_reduce proves it")
 
@@ -83,9 +84,24 @@ def all_nvlink(needs: Needs, host: HostFacts) -> bool:
     return bool(kinds) and all(kind.startswith("NV") for kind in kinds)
 
 
-def redirected(host: HostFacts) -> bool:
-    """A bridge sends peer traffic through the root complex."""
-    return bool(host.gpu.acs_redirect)
+def redirecting(needs: Needs, host: HostFacts) -> list[str] | None:
+    """The bridges above the GPUs that are used which send peer traffic through the root complex.
+
+    Where the host does not say which bridges are above them, all of the host's; None when unreadable.
+    """
+    if host.gpu.acs_redirect is None:
+        return None
+    used = _on_the_bus(needs, host)
+    above = {bridge.removeprefix("0000:") for gpu in used for bridge in (gpu.bridges or ())}
+    known = bool(used) and all(gpu.bridges is not None for gpu in used)
+    return [one for one in host.gpu.acs_redirect if not known or one.removeprefix("0000:") in above]
+
+
+def _on_the_bus(needs: Needs, host: HostFacts) -> list[PciGpu]:
+    """The GPUs that are used as the bus shows them; all of them where they cannot be told apart."""
+    places = {place_on_bus(gpu.bus) for gpu in chosen(needs, host.gpu)}
+    found = [gpu for gpu in host.gpu.pci or () if place_on_bus(gpu.address) in places]
+    return found if len(found) == len(places) else list(host.gpu.pci or ())
 
 
 def topology(needs: Needs, host: HostFacts) -> Finding:
@@ -204,7 +220,7 @@ def iommu_acs(needs: Needs, host: HostFacts) -> Finding:
     if all_nvlink(needs, host):
         return ok(id, "the GPUs are joined by NVLink and do not need PCIe peer access")
     words = [w for w in (host.system.cmdline or "").split() if "iommu" in w]
-    types = {gpu.iommu for gpu in facts.pci or () if gpu.iommu}
+    types = {gpu.iommu for gpu in _on_the_bus(needs, host) if gpu.iommu}
     off = any(w.endswith("=off") for w in words) or (host.gpu.kernel.iommu_groups == 0 and not types)
     through = any(w.split("=")[-1] == "pt" for w in words) or types == {"identity"}
     translated = bool(types & {"DMA", "DMA-FQ"})
@@ -215,8 +231,9 @@ def iommu_acs(needs: Needs, host: HostFacts) -> Finding:
         "Turn ACS off on the bridges above the GPUs (BIOS, or setpci -s BRIDGE ECAP_ACS+6.w=0000 "
         "at each boot) and boot with iommu=pt (AMD: amd_iommu=on iommu=pt)."
     )
-    if facts.acs_redirect:
-        told.append(f"ACS redirects peer traffic at {names(facts.acs_redirect[:6])}")
+    redirects = redirecting(needs, host)
+    if redirects:
+        told.append(f"ACS redirects peer traffic at {names(redirects[:6])}")
         status = fail if translated and not off and not through else warn
         return status(
             id,
@@ -235,7 +252,7 @@ def iommu_acs(needs: Needs, host: HostFacts) -> Finding:
             fix="Boot with iommu=pt (or intel_iommu=off / amd_iommu=off).",
             reference="vLLM issue #33041; NCCL troubleshooting guide",
         )
-    if facts.acs_redirect is None:
+    if redirects is None:
         why = facts.reasons.get("acs", "no ACS line")
         if off:
             return ok(id, "the IOMMU is off; ACS bits could not be read", "; ".join(told))

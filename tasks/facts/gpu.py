@@ -85,13 +85,17 @@ class Gpu:
 
 @dataclass(frozen=True)
 class PciGpu:
-    """A GPU as the bus shows it, with or without a driver. `iommu` is the type of its IOMMU domain."""
+    """A GPU as the bus shows it, with or without a driver. `iommu` is the type of its IOMMU domain.
+
+    `bridges` are those between the root complex and the GPU; None where the host does not say.
+    """
 
     address: str
     device: str | None = None
     numa_node: int | None = None
     driver: str | None = None
     iommu: str | None = None
+    bridges: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -126,8 +130,9 @@ class DriverFacts:
 class GpuFacts:
     """Everything about this host's GPUs. `asked` is False when no GPU was looked for.
 
-    `xids` is None when the kernel's log may not be read. `acs_redirect` names the bridges that send peer
-    traffic through the root complex; None when that cannot be read (it takes root and lspci).
+    `xids` is None when the kernel's log may not be read. `acs_redirect` names the bridges, whatever is below
+    them, that send peer traffic through the root complex; None when that cannot be read (it takes root and
+    lspci).
     """
 
     asked: bool = False
@@ -567,12 +572,15 @@ def _library_version(path: str | None) -> str | None:
 def parse_pci(text: str) -> tuple[PciGpu, ...]:
     """GPUs from sysfs."""
     found = []
+    bridges: dict[str, tuple[str, ...]] = {}
     for line in text.splitlines():
         words = line.removeprefix("pci=").split()
         if line.startswith("pci=") and len(words) == 5:
             address, device, numa, driver, iommu = words
             found.append(PciGpu(address, value_of(device), int_of(numa), value_of(driver), value_of(iommu)))
-    return tuple(found)
+        elif line.startswith("above=") and words:
+            bridges[words[0].removeprefix("above=")] = tuple(words[1:])
+    return tuple(replace(gpu, bridges=bridges.get(gpu.address)) for gpu in found)
 
 
 _STAMP = re.compile(r"(?:log=)?\[\s*(\d{1,12}\.\d{1,9})\]")

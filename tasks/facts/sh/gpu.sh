@@ -74,7 +74,7 @@ rw_nodes() {
   env | grep -E '^(CUDA_VISIBLE_DEVICES|NVIDIA_VISIBLE_DEVICES|NCCL_[A-Z0-9_]*|CUDA_DEVICE_ORDER)=' | sed 's/^/env./'
   kv iommu_groups "$(ls /sys/kernel/iommu_groups 2>/dev/null | grep -c .)"
 }
-# pci=ADDRESS DEVICE NUMANODE DRIVER IOMMUTYPE (- for none)
+# pci=ADDRESS DEVICE NUMANODE DRIVER IOMMUTYPE (- for none), above=ADDRESS BRIDGE... from the root down
 rw_pci() {
   for rw_k in /sys/bus/pci/devices/*; do
     [ "$(cat "$rw_k/vendor" 2>/dev/null)" = 0x10de ] || continue
@@ -83,6 +83,10 @@ rw_pci() {
     rw_q=$(cat "$rw_k/iommu_group/type" 2>/dev/null)
     printf 'pci=%s %s %s %s %s\n' "${rw_k##*/}" "$(cat "$rw_k/device")" "$(cat "$rw_k/numa_node")" \
       "${rw_v:--}" "${rw_q:--}"
+    rw_a=$(readlink -f "$rw_k" 2>/dev/null)
+    case $rw_a in /sys/devices/pci*/*) ;; *) continue ;; esac
+    rw_a=${rw_a#/sys/devices/pci*/}
+    kv above "${rw_k##*/} $(printf '%s' "${rw_a%"${rw_k##*/}"}" | tr / ' ')"
   done
 }
 rw_kernel_log() {

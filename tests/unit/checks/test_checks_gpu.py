@@ -538,6 +538,21 @@ def test_redirecting_bridges_fail_under_a_translating_iommu_and_warn_otherwise(r
     assert links.nccl_advice(rtx, host).p2p is False
 
 
+def test_only_bridges_above_the_gpus_that_are_used_count(rtx: Needs) -> None:
+    host = gpu_host("rtx-pro-6000-x4")
+    pci = tuple(
+        replace(one, bridges=(f"0000:{number}0:01.1",)) for number, one in enumerate(host.gpu.pci or (), 1)
+    )
+    host = with_facts(host, pci=pci, acs_redirect=("80:03.1", "40:01.1"))
+    finding = links.iommu_acs(rtx, host)
+    assert finding.status == "warn" and "at 40:01.1" in (finding.observed or "")
+    assert "80:03.1" not in (finding.observed or "")
+    pair = replace(rtx, gpu=replace(RTX, count=2))
+    assert links.iommu_acs(pair, host).status == "ok" and links.nccl_advice(pair, host).p2p
+    unknown = with_facts(host, pci=tuple(replace(one, bridges=None) for one in pci))
+    assert links.iommu_acs(pair, unknown).status == "warn"
+
+
 def test_a_translating_iommu_alone_warns_and_pt_or_off_does_not(rtx: Needs) -> None:
     host = gpu_host("rtx-pro-6000-x4")
     pci = tuple(replace(one, iommu="DMA-FQ") for one in host.gpu.pci or ())

@@ -371,6 +371,28 @@ def test_gpus_on_the_bus_are_read_with_driver_and_iommu() -> None:
         "DMA-FQ",
     )
     assert (free.driver, free.iommu) == (None, None)
+    assert bound.bridges is None, "older answers do not say"
+
+
+def test_the_probe_names_the_bridges_above_a_gpu(
+    shell: list[str], tmp_path: Path, run_probe: Callable[..., subprocess.CompletedProcess[bytes]]
+) -> None:
+    devices, root = tmp_path / "bus/pci/devices", tmp_path / "devices/pci0000:00"
+    devices.mkdir(parents=True)
+    for path in ("0000:00:01.1/0000:01:00.0/0000:02:00.0", "0000:00:05.0", "0000:00:03.1/0000:09:00.0"):
+        folder = root / path
+        folder.mkdir(parents=True)
+        vendor = "0x15b3" if path.endswith("09:00.0") else "0x10de"
+        for name, value in {"vendor": vendor, "class": "0x030200", "device": "0x1", "numa_node": "0"}.items():
+            (folder / name).write_text(f"{value}\n")
+        (devices / folder.name).symlink_to(folder)
+    text = (Path(__file__).resolve().parents[3] / "tasks/facts/sh/gpu.sh").read_text("utf-8")
+    function = text[text.index("rw_pci() {") : text.index("rw_kernel_log() {")]
+    kv = 'kv() { printf \'%s=%s\\n\' "$1" "$2"; }'
+    done = run_probe(f"{kv}\n{function.replace('/sys/', f'{tmp_path}/')}\nrw_pci", shell)
+    first, second = parse_pci(done.stdout.decode())
+    assert (first.address, first.bridges) == ("0000:00:05.0", ())
+    assert (second.address, second.bridges) == ("0000:02:00.0", ("0000:00:01.1", "0000:01:00.0"))
 
 
 def test_toolkits_are_listed_with_their_headers(recorded: Read) -> None:
