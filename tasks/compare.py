@@ -1,7 +1,8 @@
 """`rackwright compare A B`: two benchmarks side by side; what lies inside the spread is called noise.
 
 A and B are files (`bench-<time>.json`, or a report's `<verb>.json`), hosts (their newest benchmark), or
-HOST/MODE (the newest of that mode). No host is touched.
+HOST/MODE (the newest of that mode). A host whose site keeps its reports elsewhere (`reports = …`) is named by
+its folder there. No host is touched.
 
 A figure differs when the ranges of its runs do not meet: with three runs each, two equal engines look
 different by chance in one of ten comparisons of one figure (2 of the 20 ways to order six values).
@@ -44,7 +45,7 @@ class NoBenchmark(Exception):
 
 @dataclass(frozen=True)
 class Row:
-    """One figure of one case in both benchmarks. `change` is b / a - 1."""
+    """One figure of one case in both benchmarks. `change` is b / a - 1; None where `a` is 0."""
 
     case: str
     figure: str
@@ -52,7 +53,7 @@ class Row:
     b: float
     a_spread: tuple[float, float]
     b_spread: tuple[float, float]
-    change: float
+    change: float | None
     verdict: Verdict
 
 
@@ -105,7 +106,7 @@ def _row(mine: dict[str, Any], other: dict[str, Any], name: str) -> Row | None:
         verdict = "noise"
     else:
         verdict = "better" if (y > x) == FIGURES[name] else "worse"
-    change = y / x - 1 if x else 0.0
+    change = y / x - 1 if x else None
     return Row(mine["name"], name, x, y, (xs[0], xs[1]), (ys[0], ys[1]), change, verdict)
 
 
@@ -113,7 +114,7 @@ def _differs(a: dict[str, Any], b: dict[str, Any]) -> list[tuple[str, str, str]]
     """What the two were measured on, where it is not the same: it explains the figures."""
 
     def told(doc: dict[str, Any]) -> dict[str, str]:
-        engine, facts = doc.get("engine") or {}, doc.get("facts") or {}
+        engine, facts, recipe = (_dict(doc.get(key)) for key in ("engine", "facts", "recipe"))
         words = {
             "host": doc.get("host"),
             "model": doc.get("model"),
@@ -121,9 +122,9 @@ def _differs(a: dict[str, Any], b: dict[str, Any]) -> list[tuple[str, str, str]]
             "mode": doc.get("mode"),
             "engine": engine.get("label"),
             "engine version": doc.get("engine_version"),
-            "recipe": (doc.get("recipe") or {}).get("digest"),
-            "flags": " ".join(_flags(engine.get("argv") or [])),
-            "cpu": (facts.get("cpu") or {}).get("model"),
+            "recipe": recipe.get("digest"),
+            "flags": " ".join(_flags(engine.get("argv"))),
+            "cpu": _dict(facts.get("cpu")).get("model"),
             "gpus": json.dumps(doc["gpus"], sort_keys=True) if doc.get("gpus") else None,
             "measured": doc.get("started"),
         }
@@ -133,10 +134,15 @@ def _differs(a: dict[str, Any], b: dict[str, Any]) -> list[tuple[str, str, str]]
     return [(key, x.get(key, "-"), y.get(key, "-")) for key in {**x, **y} if x.get(key) != y.get(key)]
 
 
-def _flags(argv: list[str]) -> list[str]:
+def _flags(argv: Any) -> list[str]:
     """The engine's flags without its paths: the words from the first flag on."""
-    first = next((i for i, word in enumerate(argv) if word.startswith("--")), len(argv))
-    return [str(word) for word in argv[first:]]
+    words = [str(word) for word in argv] if isinstance(argv, list) else []
+    first = next((i for i, word in enumerate(words) if word.startswith("--")), len(words))
+    return words[first:]
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def load(word: str, reports: Path) -> dict[str, Any]:
@@ -144,11 +150,7 @@ def load(word: str, reports: Path) -> dict[str, Any]:
     path = Path(word)
     if path.is_file():
         return read_benchmark(path)
-    host, _, mode = word.partition("/")
-    folder = reports / host
-    if not folder.is_dir():
-        names = [item.name for item in reports.iterdir() if item.is_dir()] if reports.is_dir() else []
-        raise NoBenchmark(f"{word!r} is neither a file nor a host in {reports}; {nearest(host, names)}")
+    folder, mode = _folder(word, reports)
     modes = []
     for file in newest_first(folder):
         found = read_benchmark(file)
@@ -157,6 +159,21 @@ def load(word: str, reports: Path) -> dict[str, Any]:
         modes.append(str(found.get("mode")))
     known = f"; there are: {', '.join(sorted(set(modes)))}" if modes else "; run: rackwright bench INVENTORY"
     raise NoBenchmark(f"no benchmark of {word} in {folder}{known}")
+
+
+def _folder(word: str, reports: Path) -> tuple[Path, str]:
+    """The folder of a host's reports, and the mode that is asked for. Raises NoBenchmark."""
+    host, _, mode = word.rpartition("/")
+    for name, wanted in ((word, ""), (host, mode)):
+        for folder in (reports / name, Path(name)):
+            if name and folder.is_dir():
+                return folder, wanted
+    names = [item.name for item in reports.iterdir() if item.is_dir()] if reports.is_dir() else []
+    hint = nearest(word.split("/")[0], names) if names else "no host has reports there"
+    raise NoBenchmark(
+        f"{word!r} is neither a file nor a host in {reports}; {hint}; "
+        "a host with reports elsewhere is named by its folder there"
+    )
 
 
 def newest_first(folder: Path) -> list[Path]:
@@ -180,7 +197,24 @@ def read_benchmark(path: Path) -> dict[str, Any]:
         found = found["bench"]
     if not isinstance(found, dict) or not isinstance(found.get("cases"), list):
         raise NoBenchmark(f"{path} holds no benchmark")
+    for case in found["cases"]:
+        if not _whole(_dict(case)):
+            name = _dict(case).get("name")
+            raise NoBenchmark(f"{path} is damaged: the case {name} has no median and spread of its figures")
     return found
+
+
+def _whole(case: dict[str, Any]) -> bool:
+    """It has a name, and every median is a number with the two ends of its spread."""
+    median, spread = case.get("median"), case.get("spread")
+    if not isinstance(median, dict) or not isinstance(spread, dict):
+        return False
+    if not isinstance(case.get("name"), str) or not isinstance(case.get("counted", 0), int):
+        return False
+    values = [[median[name], *ends] for name in median if isinstance(ends := spread.get(name), list)]
+    return len(values) == len(median) and all(
+        len(row) == 3 and all(isinstance(value, int | float) for value in row) for row in values
+    )
 
 
 def text_of(found: Comparison) -> str:
@@ -192,7 +226,8 @@ def text_of(found: Comparison) -> str:
         for row in found.rows:
             if row.case == case:
                 both = f"{_range(row.a, row.a_spread):>32}  {_range(row.b, row.b_spread):>32}"
-                lines.append(f"  {row.figure.ljust(34)} {both}  {row.change:>+8.1%}  {row.verdict}")
+                change = "-" if row.change is None else f"{row.change:+.1%}"
+                lines.append(f"  {row.figure.ljust(34)} {both}  {change:>8}  {row.verdict}")
     if not found.rows:
         lines.append("nothing can be compared")
     return "\n".join(lines)

@@ -133,6 +133,55 @@ def test_what_is_not_there_is_told_with_what_is(reports: Path, word: str, hint: 
         c.load(word, reports)
 
 
+def test_a_host_with_reports_elsewhere_is_named_by_its_folder(
+    reports: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nowhere = tmp_path / "nowhere"
+    assert c.load(str(reports / "gpu1"), nowhere)["mode"] == "eager"
+    assert c.load(f"{reports}/gpu1/optimized", nowhere)["mode"] == "optimized"
+    monkeypatch.chdir(tmp_path)
+    assert c.load("reports/gpu1/optimized", nowhere)["mode"] == "optimized"
+    with pytest.raises(c.NoBenchmark) as caught:
+        c.load("gpu9", nowhere)
+    assert "no host has reports there" in str(caught.value) and "remove it" not in str(caught.value)
+    assert "named by its folder" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        {"name": "c"},
+        {"name": "c", "median": {"ttft_p50_ms": 1}, "spread": {}},
+        {"name": "c", "median": {"ttft_p50_ms": 1}, "spread": {"ttft_p50_ms": [1]}},
+        {"name": "c", "median": {"ttft_p50_ms": "1"}, "spread": {"ttft_p50_ms": [1, 2]}},
+        {"name": "c", "median": {}, "spread": {}, "counted": "3"},
+        {"median": {}, "spread": {}},
+        7,
+    ],
+)
+def test_a_damaged_file_is_named_and_ends_with_2(
+    case: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "a.json"
+    file.write_text(json.dumps({"verdict": "pass", "cases": [case]}))
+    assert c.main([str(file), str(file)], tmp_path) == 2
+    assert f"{file} is damaged: the case " in capsys.readouterr().err
+
+
+def test_what_else_is_damaged_is_not_compared(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    odd = {"engine": "x", "facts": [], "recipe": 1, "gpus": 3}
+    file.write_text(json.dumps({**document(ttft_p50_ms=(1, 1, 1)), **odd}))
+    assert c.main([str(file), str(file)], tmp_path) == 0
+
+
+def test_of_nothing_no_share_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = document(acceptance_rate=(0, 0, 0)), document(acceptance_rate=(0.4, 0.5, 0.6))
+    (row,) = c.compare(a, b).rows
+    assert (row.change, row.verdict) == (None, "better")
+    assert c.text_of(c.compare(a, b)).splitlines()[-1].endswith("-  better")
+
+
 def test_files_that_hold_no_benchmark_are_refused(reports: Path, tmp_path: Path) -> None:
     for text in ("{}", "[1]", "no json", '{"bench": null}'):
         (tmp_path / "x.json").write_text(text)
