@@ -114,12 +114,23 @@ def write_index(folder: Path) -> None:
 
 
 def _with_proof(newest_first: list[dict[str, Any]]) -> dict[str, Any]:
-    """The newest run, with the acceptance that still stands where it had none itself."""
+    """The newest run, with the acceptance that still stands where it had none itself.
+
+    One of another recipe, mode or engine does not, and none from before an uninstallation.
+    """
     newest = newest_first[0]
-    if newest.get("verb") == "uninstall":
-        return newest
-    last = next((found for found in newest_first if dict_of(found.get("acceptance"))), {})
-    return {**newest, "acceptance": newest.get("acceptance") or last.get("acceptance")}
+    gone = next((at for at, found in enumerate(newest_first) if found.get("verb") == "uninstall"), None)
+    proofs = (
+        found["acceptance"]
+        for found in newest_first[:gone]
+        if dict_of(found.get("acceptance")) and _served(found) == _served(newest)
+    )
+    return {**newest, "acceptance": newest.get("acceptance") or next(proofs, None)}
+
+
+def _served(report: dict[str, Any]) -> list[Any]:
+    """What a report is about: recipe, mode and engine."""
+    return [dict_of(report.get("recipe")).get("name"), report.get("mode"), report.get("engine")]
 
 
 def render_host(evidence: Mapping[str, Any]) -> str:

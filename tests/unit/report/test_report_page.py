@@ -652,6 +652,37 @@ def test_the_index_on_disk_takes_the_newest_report_of_each_folder(tmp_path: Path
     assert [row.one(cls="word").text() for row in rows] == ["Refused", "Passed"]
 
 
+def of_gpu1(verb: str, day: int, **more: Any) -> dict[str, Any]:
+    """A report of one verb on one host."""
+    about = {"mode": "eager", "recipe": {"name": "a"}, "engine": {"label": "vllm 0.32.0", "route": "wheel"}}
+    when = {"started": f"2026-11-{day:02}T00:00:00Z", "verdict": "pass"}
+    return {"schema": 1, "verb": verb, "host": "gpu1", **when, **about, **more}
+
+
+PROOF = {"profile": "standard", "checks": [{"id": "chat.exact", "verdict": "pass"}] * 3}
+
+
+@pytest.mark.parametrize(
+    ("later", "stands"),
+    [
+        ([of_gpu1("preflight", 20)], True),
+        ([of_gpu1("preflight", 20, recipe={"name": "b"})], False),
+        ([of_gpu1("preflight", 20, mode="optimized")], False),
+        ([of_gpu1("preflight", 20, engine={"label": "vllm 0.33.0", "route": "wheel"})], False),
+        ([of_gpu1("uninstall", 19), of_gpu1("preflight", 20)], False),
+        ([of_gpu1("uninstall", 19)], False),
+    ],
+)
+def test_the_index_shows_the_acceptance_of_what_is_there_now(
+    tmp_path: Path, later: list[dict[str, Any]], stands: bool
+) -> None:
+    for report in (of_gpu1("site", 1, acceptance=PROOF), *later):
+        write_report(tmp_path / "gpu1", report)
+    write_index(tmp_path)
+    text = parse((tmp_path / "index.html").read_text("utf-8")).one("tbody").words()
+    assert ("3 of 3 checks passed" in text) is stands, text
+
+
 @pytest.mark.parametrize(
     ("host", "folder"),
     [
