@@ -50,6 +50,16 @@ def test_links_lead_to_files(page: Path) -> None:
     assert [link for link in links if not (page.parent / link.split("#")[0]).exists()] == []
 
 
+def test_both_languages_link_the_same_pages_for_each_verb() -> None:
+    def links(page: Path) -> dict[str, list[str]]:
+        rows = re.findall(r"^\| (`[a-z].*?) \| (.*) \|$", page.read_text("utf-8"), re.MULTILINE)
+        return {" ".join(SPAN.findall(verb)): LINK.findall(text) for verb, text in rows}
+
+    english, chinese = map(links, READMES)
+    assert english == chinese
+    assert ["docs/serving.md"] in english.values()
+
+
 @pages
 def test_verbs_exist(page: Path) -> None:
     code = [*SPAN.findall(prose(page)), *(text for _, text in FENCE.findall(page.read_text("utf-8")))]
