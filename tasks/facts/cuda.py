@@ -29,7 +29,6 @@ class CudaFacts:
     cuda_home: str | None = None
     cuda_home_real: str | None = None
     cuda_path: str | None = None
-    library_path: str | None = None
     nvcc_on_path: str | None = None
     toolkits: tuple[Toolkit, ...] = ()
     reasons: Mapping[str, str] = field(default_factory=dict)
@@ -81,7 +80,6 @@ def parse_cuda(sections: Mapping[str, Section]) -> CudaFacts:
         cuda_home=pairs.get("CUDA_HOME") or None,
         cuda_home_real=pairs.get("CUDA_HOME_REAL") or None,
         cuda_path=pairs.get("CUDA_PATH") or None,
-        library_path=pairs.get("LD_LIBRARY_PATH") or None,
         nvcc_on_path=pairs.get("on_path") or None,
         toolkits=tuple(toolkits),
         reasons={} if pairs else {"*": section.why},

@@ -60,7 +60,6 @@ class PathFacts:
     no_exec: bool | None = None
     total_bytes: int | None = None
     free_bytes: int | None = None
-    total_inodes: int | None = None
     free_inodes: int | None = None
     late: bool = False
     reasons: Mapping[str, str] = field(default_factory=dict)
@@ -192,7 +191,6 @@ def _path_facts(section: Section, mounts: Mapping[str, tuple[str, str, frozenset
         no_exec="noexec" in mounted[2] if mounted else None,
         total_bytes=space.total if space else None,
         free_bytes=space.free if space else None,
-        total_inodes=counted.total if counted else None,
         free_inodes=counted.free if counted else None,
         late=section.timed_out,
         reasons=reasons,

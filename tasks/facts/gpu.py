@@ -78,7 +78,6 @@ class Gpu:
     power_max: float | None = None
     event_reasons: int | None = None
     fabric_state: str | None = None
-    fabric_status: str | None = None
     processes: tuple[GpuProcess, ...] = ()
     reasons: Mapping[str, str] = field(default_factory=dict)
 
@@ -470,7 +469,6 @@ def _gpu_of_xml(position: int, gpu: ElementTree.Element) -> Gpu:
         power_default=number_of(text(f"{power}/default_power_limit", "power_readings/default_power_limit")),
         power_max=number_of(text(f"{power}/max_power_limit", "power_readings/max_power_limit")),
         fabric_state=text("fabric/state"),
-        fabric_status=text("fabric/status"),
         processes=tuple(_processes(gpu)),
         reasons=reasons,
     )

@@ -25,8 +25,6 @@ class SystemFacts:
     kernel: str | None = None
     machine: str | None = None
     hostname: str | None = None
-    os_id: str | None = None
-    os_version: str | None = None
     os_name: str | None = None
     libc: str | None = None
     libc_version: str | None = None
@@ -81,7 +79,6 @@ class MemoryFacts:
     swap_total: int | None = None
     swap_used: int | None = None
     huge_pages: int | None = None
-    shmem: int | None = None
     reasons: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -96,10 +93,8 @@ class CgroupFacts:
     memory_max: int | None = None
     memory_current: int | None = None
     memory_inactive: int | None = None
-    swap_max: int | None = None
     cpus: float | None = None
     cpuset: int | None = None
-    pids_max: int | None = None
     reasons: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -115,7 +110,6 @@ class UpgradeFacts:
     """Whether packages replace themselves, and the driver's packages with their holds."""
 
     unattended: bool | None = None
-    timers: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
     held: tuple[str, ...] = ()
     blacklisted: bool = False
@@ -149,8 +143,6 @@ def parse_system(sections: Mapping[str, Section], received_at: float | None = No
         kernel=text("kernel"),
         machine=text("machine"),
         hostname=text("hostname"),
-        os_id=_unquoted(text("os.ID")),
-        os_version=_unquoted(pairs.get("os.VERSION_ID")),
         os_name=_unquoted(pairs.get("os.PRETTY_NAME")),
         libc=_libc_name(libc),
         libc_version=_libc_version(libc),
@@ -237,7 +229,6 @@ def parse_memory(sections: Mapping[str, Section]) -> MemoryFacts:
         swap_total=swap_total,
         swap_used=None if swap_total is None or swap_free is None else swap_total - swap_free,
         huge_pages=int_of(pairs.get("HugePages_Total")),
-        shmem=kib("Shmem"),
         reasons=reasons,
     )
 
@@ -266,18 +257,14 @@ def parse_cgroup(sections: Mapping[str, Section]) -> CgroupFacts:
         for name in ("cpuset.cpus.effective", "cpuset.cpus")
         if (count := cpu_list_size(files.get(name))) is not None
     ]
-    swaps = [v for files in folders.values() if (v := _limit(files.get("memory.swap.max"))) is not None]
-    pids = [v for files in folders.values() if (v := _limit(files.get("pids.max"))) is not None]
     limiting = _limiting(list(folders.values()))
     return CgroupFacts(
         version=2 if v2 else 1,
         memory_max=min(limits, default=None),
         memory_current=_limit(limiting.get("memory.current") or limiting.get("memory.usage_in_bytes")),
         memory_inactive=_limit(limiting.get("memory.inactive") or limiting.get("memory.inactive_own")),
-        swap_max=min(swaps, default=None),
         cpus=min(quotas, default=None),
         cpuset=min(sets, default=None),
-        pids_max=min(pids, default=None),
     )
 
 
@@ -333,9 +320,9 @@ def parse_upgrades(sections: Mapping[str, Section]) -> UpgradeFacts:
     section = get_section(sections, "upgrades")
     if not section.present or section.skipped or section.timed_out:
         return UpgradeFacts(reasons={"*": section.why})
-    packages, held, timers = [], [], []
+    packages, held = [], []
     periodic: list[bool] = []
-    unattended_there = blacklisted = False
+    unattended_there = blacklisted = timer = False
     for line in section.text.splitlines():
         key, _, value = line.partition("=")
         if key == "package" and len(value.split()) >= 2:
@@ -350,10 +337,9 @@ def parse_upgrades(sections: Mapping[str, Section]) -> UpgradeFacts:
         elif key == "unattended":
             unattended_there = True
         elif key.startswith("timer.dnf") and value.strip() == "enabled":
-            timers.append(key.removeprefix("timer."))
+            timer = True
     return UpgradeFacts(
-        unattended=(unattended_there and periodic[-1]) if periodic else bool(timers),
-        timers=tuple(timers),
+        unattended=(unattended_there and periodic[-1]) if periodic else timer,
         packages=tuple(packages),
         held=tuple(held),
         blacklisted=blacklisted,

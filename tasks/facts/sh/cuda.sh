@@ -18,7 +18,7 @@ rw_home() {
   [ -x "$rw_q/bin/ptxas" ] && kv ptxas yes
 }
 rw_cuda() {
-  kv CUDA_HOME "$CUDA_HOME"; kv CUDA_HOME_REAL "$(readlink -f "${CUDA_HOME:-/nowhere}")"; kv CUDA_PATH "$CUDA_PATH"; kv LD_LIBRARY_PATH "$LD_LIBRARY_PATH"
+  kv CUDA_HOME "$CUDA_HOME"; kv CUDA_HOME_REAL "$(readlink -f "${CUDA_HOME:-/nowhere}")"; kv CUDA_PATH "$CUDA_PATH"
   rw_n=$(PATH=$rw_path command -v nvcc 2>/dev/null)
   kv on_path "$rw_n"
   rw_homes=

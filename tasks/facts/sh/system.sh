@@ -15,7 +15,7 @@ rw_system() {
   # Only words that matter to GPUs: the rest of the command line is nobody's business.
   kv cmdline "$(tr ' ' '\n' </proc/cmdline 2>/dev/null | grep -E 'iommu|^pci|aspm|nvidia|hugepages' | tr '\n' ' ')"
   kv cmdline_read "$([ -r /proc/cmdline ] && echo yes || echo no)"
-  sed -n 's/^\([A-Z_]*\)=/os.\1=/p' /etc/os-release 2>/dev/null
+  sed -n 's/^PRETTY_NAME=/os.PRETTY_NAME=/p' /etc/os-release 2>/dev/null
   kv autodl "$( { [ -d /root/autodl-tmp ] || [ -d /root/autodl-fs ]; } && echo yes || echo no)"
   rw_init
 }
@@ -54,7 +54,7 @@ rw_memory() { sed -n 's/^\([A-Za-z_]*\): *\([0-9]*\).*/\1=\2/p' /proc/meminfo; }
 
 # rw_cgfile FOLDER: limits of one cgroup as FILE:VALUE.
 rw_cgfile() {
-  for rw_f in memory.max memory.high memory.current cpu.max cpuset.cpus.effective memory.swap.max pids.max \
+  for rw_f in memory.max memory.high memory.current cpu.max cpuset.cpus.effective \
     memory.limit_in_bytes memory.usage_in_bytes cpu.cfs_quota_us cpu.cfs_period_us cpuset.cpus; do
     [ -r "$1/$rw_f" ] && printf '%s/%s:%s\n' "$1" "$rw_f" "$(cat "$1/$rw_f" 2>/dev/null)"
   done

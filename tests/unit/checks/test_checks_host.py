@@ -444,6 +444,14 @@ def test_the_missing_compiler_is_named_with_its_package(host: MakeHost, needs: M
     assert finding.fix == "apt-get install -y gcc g++ make"
 
 
+def test_cmake_and_ninja_are_the_environments_and_not_asked_of_the_host(
+    host: MakeHost, needs: MakeNeeds
+) -> None:
+    tools = {name: Tool(f"/usr/bin/{name}", "12.2") for name in ("gcc", "g++", "git", "make")}
+    bare = host(tools={"found": tools})
+    assert build.tools(needs(route="source", env_kind="conda"), bare).status == "ok"
+
+
 def test_a_venv_from_a_python_without_headers_cannot_compile(host: MakeHost, needs: MakeNeeds) -> None:
     bare = host(tools={"pythons": (PythonFacts("/usr/bin/python3", "3.12.3", "/usr", True, True, False),)})
     assert build.tools(needs(route="source"), bare).fix == "apt-get install -y python3.12-dev"

@@ -28,7 +28,6 @@ def test_cgroup_v1_limits_of_a_rented_container(recorded: Callable[[str], str]) 
 def test_cgroup_v2_limits_of_a_rented_container(recorded: Callable[[str], str]) -> None:
     facts = parse_cgroup(section("cgroup", recorded("public/C-rented-container/cgroup-v2-limits.txt")))
     assert (facts.version, facts.memory_max, facts.cpus, facts.cpuset) == (2, 512 * GIB, 64.0, 128)
-    assert facts.swap_max == 0
 
 
 def test_the_tightest_limit_of_all_parents_counts() -> None:
@@ -77,9 +76,9 @@ def test_cpu_lists_are_counted() -> None:
 
 
 def test_meminfo_is_bytes_with_a_reason_for_what_is_missing() -> None:
-    facts = parse_memory(section("memory", "MemTotal=1000\nMemAvailable=500\nSwapTotal=10\nSwapFree=4"))
-    assert (facts.total, facts.available, facts.swap_used) == (1_024_000, 512_000, 6144)
-    assert facts.reasons == {"Shmem": "/proc/meminfo has no Shmem"}
+    facts = parse_memory(section("memory", "MemTotal=1000\nSwapTotal=10\nSwapFree=4"))
+    assert (facts.total, facts.available, facts.swap_used) == (1_024_000, None, 6144)
+    assert facts.reasons == {"MemAvailable": "/proc/meminfo has no MemAvailable"}
 
 
 def test_flags_of_arm_and_x86_are_a_set() -> None:
@@ -99,7 +98,7 @@ def test_system_of_a_container_without_systemd() -> None:
         received_at=1400.0,
     )  # fmt: skip
     assert (facts.systemd, facts.pid1, facts.root, facts.autodl) == (False, "bash", True, True)
-    assert (facts.os_id, facts.os_version, facts.os_name) == ("ubuntu", "22.04", "Ubuntu 22.04.4 LTS")
+    assert facts.os_name == "Ubuntu 22.04.4 LTS"
     assert (facts.libc, facts.libc_version) == ("glibc", "2.35")
     assert facts.clock_skew_s == -400
     assert (facts.nofile_soft, facts.nofile_hard) == (1024, 1 << 60)
