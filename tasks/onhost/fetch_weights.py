@@ -4,7 +4,7 @@
 Run it with the tools environment's Python (the hubs' clients); `path` and `peer` sources need none of them.
 Parameters are one JSON object on stdin, the result is one JSON document on stdout, progress is on stderr.
 
-  dest            the model's folder; it must not be a mount point itself
+  dest            the model's folder, or a link to it; a mount point only if nothing is missing in it
   sources         in order of preference; the first that works serves, the next ones what it cannot
     {"kind": "huggingface", "repo": "org/name", "revision": "<commit>", "endpoint": null, "token_file": null}
     {"kind": "modelscope",  "repo": "org/name", "revision": "<commit>", "endpoint": null, "token_file": null}
@@ -34,8 +34,9 @@ Parameters are one JSON object on stdin, the result is one JSON document on stdo
 
 What never happens: a half file in the model's folder (files are made beside it, in `.rackwright-download`,
 and moved in when their hash is right); a verified file fetched again; two runs at once (the second is
-refused); a wrong file used or deleted (it goes to `.rackwright-rejected` beside the folder). The third wrong
-copy of one file stops the run and says which source served what.
+refused); a wrong file used or deleted (it goes to `.rackwright-rejected` beside the folder); a change to what
+a link leads to (the name is replaced, never the bytes behind it). The third wrong copy of one file stops the
+run and says which source served what. A model that is whole needs no right to write.
 
 Exit status: 0 the model is whole, 1 it is not (run it again: it goes on), 2 wrong usage.
 """
@@ -60,6 +61,7 @@ import threading
 import time
 from collections import deque
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack, suppress
 from typing import Any, NamedTuple
 
 try:
@@ -74,8 +76,10 @@ WORK = ".rackwright-download"  # beside the model: parts, clients' homes, the lo
 REJECTED = ".rackwright-rejected"  # beside the model: wrong files, kept for a look
 ATTEMPTS = 3  # wrong copies of one file before the run stops
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # a network file system that knows none
+NO_RIGHT = (errno.EROFS, errno.EACCES, errno.EPERM)  # this user or this mount may only read
 BEAT = 5.0  # seconds between two signs of life in the lock, for hosts that share the folder
 WATCH = 12.0  # seconds without one after which another host's lock counts as left behind
+SETTLE = 2.0  # seconds after which a host that signed a lock looks whether another one did so, too
 GRACE = 5.0  # seconds that a stopped run waits for its workers
 STUCK = 6  # failures of one file at one source in a row without a new byte before that pair is given up
 SECRET_NAMES = ("HF_TOKEN", "MODELSCOPE_API_TOKEN", "RACKWRIGHT_PEER_TOKEN", "AWS_ACCESS_KEY_ID",
@@ -172,6 +176,7 @@ class Wanted(NamedTuple):
     size: int | None
     sha256: str | None
     git_sha1: str | None = None
+    version: str | None = None  # of its source, where no hash says what it is
 
     def accepts(self, size: int, sha256: str, git_sha1: str) -> bool:
         """This content is the wanted one, as far as anything is known about it."""
@@ -184,7 +189,13 @@ class Wanted(NamedTuple):
     @property
     def identity(self) -> str:
         """What a part on the disk is a prefix of."""
-        return self.sha256 or self.git_sha1 or f"size {self.size}"
+        return self.sha256 or self.git_sha1 or f"size {self.size} {self.version}"
+
+    def served_by(self, source: ws.Source, remote: ws.Remote) -> Wanted:
+        """This file, from this source: without a hash, bytes of two sources or versions are never joined."""
+        if self.sha256 or self.git_sha1:
+            return self
+        return self._replace(version=f"{source.name} {remote.version}")
 
 
 def digests(entry: vw.Entry, wanted: Wanted, add: Any = None) -> tuple[str, str]:
@@ -230,6 +241,15 @@ def cut_off(entry: vw.Entry, wanted: Wanted) -> bool:
     return size is not None and entry.size < size and wanted.size in (None, size)
 
 
+def disk_problem(error: OSError) -> tuple[str, str]:
+    """What an error of this host's disk is called, and what helps."""
+    if error.errno in ws.DISK_FULL:
+        return "disk.full", "free space (or inodes) and run it again: it goes on where it stopped"
+    if error.errno in NO_RIGHT:
+        return "disk.rights", "let this user write there, or choose another model_root"
+    return "disk.error", "look at the disk, then run it again: it goes on"
+
+
 class Locked(Exception):
     """Another run works on this model."""
 
@@ -255,73 +275,128 @@ class Lock:
 
     def __init__(self, path: str) -> None:
         self.path = path
+        self._me = (str(os.getpid()), socket.gethostname())
         self._fd = -1
         self._done = threading.Event()
+        self._heart = threading.Thread(target=self._beat, daemon=True)
 
     def __enter__(self) -> Lock:
         os.makedirs(os.path.dirname(self.path), exist_ok=True)
-        while True:
-            fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as e:
-                if e.errno not in NO_LOCKS:
-                    if not isinstance(e, BlockingIOError):
-                        raise
-                    owner = self._owner(fd)[0]
-                    os.close(fd)
-                    raise Locked(f"process {owner or 'unknown'} works on this model already") from None
-            try:
-                same = os.fstat(fd).st_ino == os.stat(self.path).st_ino
-            except FileNotFoundError:
-                same = False
-            if same:
-                break
-            os.close(fd)  # the run before removed the file that this one had opened
-        process, host = self._owner(fd)
-        if host not in ("", socket.gethostname()) and self._lives(fd):
-            os.close(fd)
-            raise Locked(f"process {process} on host {host} works on this model already")
-        self._fd = fd
-        self._sign()
-        threading.Thread(target=self._beat, daemon=True).start()
+        while not self._take():
+            pass  # the run before removed the file that this one had opened
+        self._heart.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._done.set()
-        os.unlink(self.path)
+        self._heart.join(GRACE)
+        if self._there(self._fd):
+            with suppress(FileNotFoundError):
+                os.unlink(self.path)
         os.close(self._fd)
 
-    @staticmethod
-    def _owner(fd: int) -> tuple[str, str]:
+    def _take(self) -> bool:
+        """Lock and sign the file; False if it is no longer the one at the path, Locked if it is another's."""
+        made = True
+        try:
+            # Only one host can make it, also where locks do not reach.
+            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+        except FileExistsError:
+            made = False
+            try:
+                fd = os.open(self.path, os.O_RDWR | os.O_NOFOLLOW)
+            except FileNotFoundError:
+                return False
+        try:
+            locks = self._lock(fd)
+            certain = made or self._left_behind(locks)
+            taken = self._there(fd)
+            if taken:
+                self._fd = fd
+                self._sign()
+            if taken and not certain:
+                time.sleep(SETTLE)
+                process, host = self._owner()
+                if (process, host) != self._me:
+                    raise Locked(f"process {process} on host {host} works on this model already")
+        except BaseException:
+            os.close(fd)
+            raise
+        if not taken:
+            os.close(fd)
+        return taken
+
+    def _lock(self, fd: int) -> bool:
+        """Lock the file: Locked if another process of this host has it, False where there are no locks."""
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Locked(f"process {self._owner()[0] or 'unknown'} works on this model already") from None
+        except OSError as e:
+            if e.errno not in NO_LOCKS:
+                raise
+            return False
+        return True
+
+    def _left_behind(self, locks: bool) -> bool:
+        """Nobody works behind a file that was there; False if another host may be about to say so, too.
+
+        Locked if its owner lives.
+        """
+        process, host = self._owner()
+        if not host:  # left by a killed run, or made by another host at this very moment
+            time.sleep(SETTLE)
+            process, host = self._owner()
+        if host == self._me[1] and locks:
+            return True
+        if host and self._lives():
+            raise Locked(f"process {process} on host {host} works on this model already")
+        return False
+
+    def _there(self, fd: int) -> bool:
+        """The open file is the one at the path."""
+        try:
+            return os.fstat(fd).st_ino == os.stat(self.path).st_ino
+        except FileNotFoundError:
+            return False
+
+    def _text(self) -> bytes:
+        """What the file says, opened anew: a network file system may show an open one as it was."""
+        try:
+            with open(self.path, "rb") as f:
+                return f.read(256)
+        except FileNotFoundError:
+            return b""
+
+    def _owner(self) -> tuple[str, str]:
         """Process and host that the file names; empty where it names none."""
-        words = os.pread(fd, 256, 0).decode("utf-8", "replace").split()
+        words = self._text().decode("utf-8", "replace").split()
         return (words[0], words[1]) if len(words) >= 2 else ("".join(words[:1]), "")
 
-    @staticmethod
-    def _lives(fd: int) -> bool:
+    def _lives(self) -> bool:
         """The file changes while one looks: no two clocks are compared."""
-        before = os.pread(fd, 256, 0)
+        before = self._text()
         end = time.monotonic() + WATCH
         while time.monotonic() < end:
             time.sleep(min(1.0, WATCH / 10))
-            if os.pread(fd, 256, 0) != before:
-                return True
+            now = self._text()
+            if now != before:
+                return bool(now)  # it is gone when its run has ended
         return False
 
     def _sign(self, beat: int = 0) -> None:
-        text = f"{os.getpid()} {socket.gethostname()} {beat}\n".encode()
-        os.ftruncate(self._fd, len(text))
+        text = f"{' '.join(self._me)} {beat}\n".encode()
         os.pwrite(self._fd, text, 0)
+        os.ftruncate(self._fd, len(text))
+        with suppress(OSError):  # a file system that cannot; others must see it soon, not when it suits
+            os.fsync(self._fd)
 
     def _beat(self) -> None:
         beat = 0
         while not self._done.wait(BEAT):
             beat += 1
-            try:
+            with suppress(OSError):  # a full disk, which may have room again
                 self._sign(beat)
-            except OSError:
-                return  # a full disk, or the end of the run
 
 
 class Serving:
@@ -364,11 +439,13 @@ class Serving:
 class Fetch:
     """One run. Decisions are made in its one thread; workers only move bytes and hash."""
 
-    def __init__(self, params: Params, stop: threading.Event) -> None:
+    def __init__(self, params: Params, stop: threading.Event, work: str | None = None) -> None:
+        """`work`: a folder elsewhere, for a look at a model that nothing may be changed of."""
         self.params = params
         self.stop = stop
+        self.only_look = work is not None
         self.parent, self.name = os.path.split(os.path.normpath(params.dest))
-        self.work = os.path.join(self.parent, WORK, self.name)
+        self.work = work or os.path.join(self.parent, WORK, self.name)
         self.parts = os.path.join(self.work, "parts")
         self.rejected_dir = os.path.join(self.parent, REJECTED, self.name)
         self.stamps = vw.Stamps(params.stamp, params.dest)
@@ -412,7 +489,7 @@ class Fetch:
             self.problem("fetch.interrupted", "", "told to stop", "run it again: it goes on")
         ok = result is not None and bool(result["whole"]) and not self.problems
         if ok:
-            if self.params.seal:
+            if self.params.seal and not self.only_look:
                 self.seal()
             shutil.rmtree(self.work, ignore_errors=True)
         self.seconds["total"] = round(time.monotonic() - began, 3)
@@ -445,13 +522,9 @@ class Fetch:
 
     def prepare(self) -> None:
         """Know what is wanted; make the folders; sort out what other downloads left in the model's folder."""
-        dest = self.params.dest
-        os.makedirs(dest, exist_ok=True)
+        os.makedirs(self.params.dest, exist_ok=True)
         os.makedirs(self.parts, exist_ok=True)
-        if os.stat(dest).st_dev != os.stat(self.parent).st_dev:
-            what = f"{dest} is a mount point: finished files could not be moved into it"
-            raise vw.Usage(f"{what}; take a folder below it as dest")
-        self.unseal()
+        self.drop_links()
         ws.quiet_clients(os.path.join(self.work, "home"))
         if self.params.manifest is not None:
             hashes = vw.read_manifest(self.params.manifest)
@@ -461,13 +534,35 @@ class Fetch:
             first = next((s for s in self.servings if self.ready(s)), None)
             if first is not None and first.listing is not None:
                 self.wanted = {
-                    p: Wanted(p, r.size, r.sha256, r.git_sha1)
+                    p: Wanted(p, r.size, r.sha256, r.git_sha1).served_by(first.source, r)
                     for p, r in first.listing.items()
                     if not self.ignored(p)
                 }
             elif not self.stop.is_set():
                 self.no_source()
-        self.adopt_leftovers()
+        if not self.only_look:
+            self.adopt_leftovers()
+
+    def drop_links(self) -> None:
+        """Parts that lead to somebody else's bytes: links that a killed run left, hard-linked backups."""
+        for folder, _, names in os.walk(self.parts):
+            for full in (os.path.join(folder, name) for name in names):
+                if ws.foreign(full):
+                    os.unlink(full)
+
+    def ours(self, path: str) -> bool:
+        """What has this name in the model's folder lies in it, and not behind a link to another folder."""
+        home = os.path.realpath(self.params.dest)
+        folder = os.path.realpath(os.path.dirname(os.path.join(self.params.dest, path)))
+        return folder == home or folder.startswith(home.rstrip("/") + "/")
+
+    def before_changes(self) -> None:
+        """Make sure that the model's folder can be changed, once something in it has to be. vw.Usage."""
+        dest = self.params.dest
+        if os.stat(dest).st_dev != os.stat(self.parts).st_dev:
+            what = f"{dest} is a mount point: finished files could not be moved into it"
+            raise vw.Usage(f"{what}; take a folder below it as dest")
+        self.unseal()
 
     def ignored(self, path: str) -> bool:
         """The caller does not want this file."""
@@ -488,8 +583,9 @@ class Fetch:
         problems = vw.scan(self.params.dest, follow_links=True, published=known).problems
         # Locks first: nothing is moved under a client that is at work.
         for problem in sorted(problems, key=lambda p: p.id != "leftover.lock"):
-            if not problem.id.startswith("leftover."):
+            if not problem.id.startswith("leftover.") or not self.ours(problem.file):
                 continue
+            self.before_changes()
             full = os.path.join(self.params.dest, problem.file)
             if problem.id == "leftover.lock" and held(full):
                 what = "another download client works in this folder: it holds this lock"
@@ -521,18 +617,21 @@ class Fetch:
     def become_part(self, full: str, wanted: Wanted) -> None:
         """Let a half file go on, unless a longer part is there already."""
         part = self.part_path(wanted)
-        if os.path.exists(part) and os.path.getsize(part) >= os.path.getsize(full):
+        if ws.foreign(full):
+            os.unlink(full)  # what it leads to is not ours to go on with
+        elif os.path.exists(part) and os.path.getsize(part) >= os.path.getsize(full):
             self.set_aside(full, wanted.path, "leftover")
-            return
-        os.replace(full, part)
+        else:
+            os.replace(full, part)
 
     def part_path(self, wanted: Wanted) -> str:
         """Where a part lies. One that belongs to other content (an older revision) is removed first."""
         path = os.path.join(self.parts, wanted.path + ".incomplete")
         if not self.labelled(path, wanted):
             os.makedirs(os.path.dirname(path), exist_ok=True)
-            if os.path.lexists(path):
-                os.unlink(path)
+            for old in (path, path + ".of"):
+                with suppress(FileNotFoundError):
+                    os.unlink(old)
             with open(path + ".of", "w", encoding="utf-8") as f:
                 f.write(wanted.identity)
         return path
@@ -554,7 +653,11 @@ class Fetch:
         return os.path.getsize(path)
 
     def set_aside(self, full: str, path: str, tag: str) -> str:
-        """Move a file to the rejected ones; the same wrong content twice is kept once."""
+        """Move a file to the rejected ones; the same wrong content twice is kept once. Where it lies then."""
+        if os.path.islink(full):
+            there = os.path.realpath(full)
+            os.unlink(full)
+            return there  # it stays where it is
         target = os.path.join(self.rejected_dir, f"{path}.{tag}")
         os.makedirs(os.path.dirname(target), exist_ok=True)
         os.replace(full, target)
@@ -566,14 +669,14 @@ class Fetch:
         """Wanted files that are not there as they should be. Hashes what no stamp vouches for."""
         tree = vw.scan(self.params.dest, follow_links=True, published=self.wanted)
         todo: list[vw.Entry] = []
+        halves: list[vw.Entry] = []
         missing: list[str] = []
         for path, wanted in self.wanted.items():
             entry = tree.files.get(path)
             if entry is None:
                 missing.append(path)
             elif cut_off(entry, wanted):
-                self.become_part(entry.full, wanted)
-                missing.append(path)
+                halves.append(entry)
             else:
                 todo.append(entry)
         self.progress = vw.Progress("check", sum(e.size for e in todo), "bytes", "json" if todo else "none")
@@ -593,23 +696,40 @@ class Fetch:
 
         with ThreadPoolExecutor(self.params.threads or vw.default_threads()) as pool:
             seen = list(pool.map(look, sorted(todo, key=lambda e: -e.size)))
+        wrong: list[tuple[vw.Entry, str | None]] = []
         for entry, sha256, git in seen:
-            wanted = self.wanted[entry.path]
             if self.stop.is_set():
                 return []
-            if sha256 is not None and wanted.accepts(entry.size, sha256, git):
+            if sha256 is not None and self.wanted[entry.path].accepts(entry.size, sha256, git):
                 self.kept += 1
                 self.stamps.put(entry, sha256)
-                continue
-            tag = sha256[:12] if sha256 else "unreadable"
-            kept_at = self.set_aside(entry.full, entry.path, tag)
-            self.rejected.append(
-                {"file": entry.path, "source": "already there", "sha256": sha256, "kept_at": kept_at}
-            )
-            missing.append(entry.path)
+            else:
+                wrong.append((entry, sha256))
         self.progress.close()
         self.keep_stamps()
+        missing += [e.path for e in halves] + [e.path for e, _ in wrong]
+        if missing and self.may_change(missing):
+            self.before_changes()
+            for entry in halves:
+                self.become_part(entry.full, self.wanted[entry.path])
+            for entry, sha256 in wrong:
+                kept_at = self.set_aside(entry.full, entry.path, sha256[:12] if sha256 else "unreadable")
+                self.rejected.append(
+                    {"file": entry.path, "source": "already there", "sha256": sha256, "kept_at": kept_at}
+                )
         return missing
+
+    def may_change(self, paths: list[str]) -> bool:
+        """These files may be replaced; a problem for each that may not."""
+        for path in paths:
+            folder = os.path.realpath(os.path.dirname(os.path.join(self.params.dest, path)))
+            if self.only_look:
+                fix = "let this user write there, or choose another model_root"
+                self.problem("disk.rights", path, "missing or wrong, and this user may not write here", fix)
+            elif not self.ours(path):
+                fix = "remove that link (rm, without a slash at its end) and run it again"
+                self.problem("link.outside", path, f"missing or wrong, behind a link to {folder}", fix)
+        return not self.problems
 
     def keep_stamps(self) -> None:
         """Write the stamp; without it the next run only has to hash again."""
@@ -681,17 +801,18 @@ class Fetch:
 
     # ------------------------------------------------------------------------------------------ download
 
-    def space(self, missing: list[str]) -> None:
+    def space(self, picked: dict[str, Serving | None]) -> None:
         """Free space and inodes for what is still missing; a problem says how much is short."""
+        missing = [path for path, serving in picked.items() if serving is None or serving.source.takes_room]
         need = sum(max(self.sizes.get(p, 0) - self.already(self.wanted[p]), 0) for p in missing)
         disk = os.statvfs(self.params.dest)
         free = disk.f_bavail * disk.f_frsize
-        if need + self.params.reserve > free:
+        if missing and need + self.params.reserve > free:
             what = f"{vw.human(need)} are still missing, {vw.human(free)} are free"
             what += f" ({vw.human(self.params.reserve)} must stay free)"
             self.problem("disk.space", self.params.dest, what, "free space, or choose another model_root")
-        if disk.f_files and disk.f_favail < 4 * len(missing) + 16:
-            what = f"only {disk.f_favail} inodes are free for {len(missing)} files"
+        if disk.f_files and disk.f_favail < 4 * len(picked) + 16:
+            what = f"only {disk.f_favail} inodes are free for {len(picked)} files"
             self.problem("disk.inodes", self.params.dest, what, "remove small files, or choose another disk")
 
     def download(self, missing: list[str]) -> None:
@@ -700,7 +821,7 @@ class Fetch:
         for path, serving in picked.items():
             if serving is not None and serving.listing is not None:
                 self.sizes[path] = serving.listing[path].size or self.wanted[path].size or 0
-        self.space(missing)
+        self.space(picked)
         if self.problems:
             return
         total = sum(self.sizes.get(p, 0) for p in missing)
@@ -736,7 +857,7 @@ class Fetch:
                     if not self.stop.is_set():
                         self.nowhere(path)
                     continue
-                before = serving.meter.bytes
+                before = self.already(self.wanted[path])
                 future = fetchers.submit(self.fetch_one, path, serving)
                 fetching[future] = (path, serving, before)
             if self.stop.is_set():
@@ -752,7 +873,7 @@ class Fetch:
                     if error is None:
                         job = hashers.submit(self.hash_one, path)
                         hashing[job] = (path, serving)
-                    elif self.failed(path, serving, error, serving.meter.bytes > before):
+                    elif self.failed(path, serving, error, self.already(self.wanted[path]) > before):
                         queue.append(path)
                 else:
                     path, serving = hashing.pop(future_done)
@@ -771,6 +892,7 @@ class Fetch:
         remote = serving.listing[path]
         if remote.size is None:
             remote = remote._replace(size=self.wanted[path].size)
+        self.wanted[path] = self.wanted[path].served_by(serving.source, remote)
         part = ws.Part(self.part_path(self.wanted[path]), serving.meter, self.stop)
         self.progress.note = f"{path} from {serving.source.name}"
         serving.source.fetch(remote, part)
@@ -797,17 +919,20 @@ class Fetch:
             if moved:
                 serving.stuck[path] = 0
             serving.stuck[path] = serving.stuck.get(path, 0) + 1
-            pause = max(min(2.0 ** serving.stuck[path] / 2, 15.0), error.after or 0)
+            after = error.after or 0.0
+            pause = max(min(2.0 ** serving.stuck[path] / 2, 15.0), after)
             silent = time.monotonic() - serving.meter.last
-            if silent + pause > self.params.patience + (error.after or 0):
+            if after > self.params.patience:
+                serving.why = f"{error} (it asks to wait {after:.0f} s)"
+                serving.fix = "run it again when that time is over (it goes on), or name another source"
+            elif silent + pause > self.params.patience + after:
                 serving.why = f"{error} (and no byte for {silent:.0f} s)"
                 serving.fix = "check the network, the endpoint and the proxy; then run it again: it goes on"
             elif serving.stuck[path] >= STUCK:
                 serving.cannot[path] = f"{STUCK} failures in a row: {error}"
             serving.pauses[path] = pause
         elif isinstance(error, OSError):
-            id = "disk.full" if error.errno in ws.DISK_ERRORS else "disk.error"
-            fix = "free space (or inodes) and run it again: it goes on where it stopped"
+            id, fix = disk_problem(error)
             self.problem(id, path, ws.plain(error), fix)
             self.stop.set()
             return False
@@ -838,7 +963,7 @@ class Fetch:
         part = self.part_path(self.wanted[path])
         kept_at = None
         if os.path.lexists(part):
-            serving.meter.lost(os.path.getsize(part))
+            serving.meter.lost(os.path.getsize(part) if os.path.exists(part) else 0)
             kept_at = self.set_aside(part, path, (sha256 or "refused")[:12])
         record = {
             "file": path,
@@ -914,7 +1039,7 @@ class Fetch:
         try:
             for path in self.wanted:
                 full = os.path.join(self.params.dest, path)
-                if not os.path.islink(full) and os.stat(full).st_nlink == 1:
+                if self.ours(path) and not ws.foreign(full):
                     os.chmod(full, 0o444)
             for folder, _, _ in os.walk(self.params.dest):
                 os.chmod(folder, 0o555)
@@ -972,20 +1097,33 @@ def hashed(fetch: Fetch, serving: Serving, remote: ws.Remote) -> str | None:
     return None
 
 
+def look(params: Params, stop: threading.Event) -> dict[str, Any]:
+    """A model beside which this user may write nothing: it is whole as it is, or what is missing is named."""
+    work = tempfile.mkdtemp(prefix="rackwright-look-")
+    try:
+        return Fetch(params, stop, work).run()
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
 def run(params: Params, stop: threading.Event) -> dict[str, Any]:
     """Fetch or list; the result document."""
     if params.mode == "list":
         return listing(params, stop)
-    parent, name = os.path.split(os.path.normpath(params.dest))
-    lock = os.path.join(parent, WORK, f"{name}.lock")
-    try:
-        with Lock(lock):
-            result = Fetch(params, stop).run()
-    except Locked as e:
-        problem = {
-            "id": "fetch.running", "file": params.dest, "what": str(e), "fix": "wait for it, or end it first"
-        }  # fmt: skip
-        return {"ok": False, "dest": params.dest, "problems": [problem]}
+    real = params._replace(dest=os.path.realpath(params.dest))  # one lock, by whichever link it is reached
+    parent, name = os.path.split(real.dest)
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(Lock(os.path.join(parent, WORK, f"{name}.lock")))
+        except OSError as e:
+            if e.errno not in NO_RIGHT or not os.path.isdir(real.dest):
+                raise
+            return look(real, stop)
+        except Locked as e:
+            fix = "wait for it, or end it first"
+            problem = {"id": "fetch.running", "file": params.dest, "what": str(e), "fix": fix}
+            return {"ok": False, "dest": params.dest, "problems": [problem]}
+        result = Fetch(real, stop).run()
     try:
         os.rmdir(os.path.join(parent, WORK))
     except OSError:
@@ -1014,8 +1152,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"fetch_weights.py: {e}", file=sys.stderr)
         return 2
     except OSError as e:
-        id = "disk.full" if e.errno in ws.DISK_ERRORS else "disk.error"
-        fix = "look at the disk (space, inodes, rights), then run it again: it goes on"
+        id, fix = disk_problem(e)
         problem = {"id": id, "file": e.filename or "", "what": ws.plain(e), "fix": fix}
         result = {"ok": False, "problems": [problem]}
     print(json.dumps(result), flush=True)

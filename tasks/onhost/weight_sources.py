@@ -36,7 +36,10 @@ except ImportError:  # a program on a host: its neighbours are in the same folde
     import verify_weights as vw  # type: ignore[import-not-found,no-redef]
 
 BLOCK = 1024 * 1024  # bytes copied at a time
-DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+DISK_ERRORS = (*DISK_FULL, errno.EROFS)
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+RESTARTS = 4  # answers with a whole body to a request for the rest before the part is given up for it
 TIMEOUT = 60  # seconds without a byte before a connection counts as dead
 
 
@@ -47,6 +50,7 @@ class Remote(NamedTuple):
     size: int | None
     sha256: str | None = None
     git_sha1: str | None = None
+    version: str | None = None  # changes when the content does; means something to its own source alone
 
 
 class Stopped(BaseException):
@@ -98,11 +102,21 @@ class Meter:
         self._progress(-n)
 
 
+def foreign(path: str) -> bool:
+    """This name leads to bytes that have another name, too: it may go, they must stay as they are."""
+    try:
+        status = os.lstat(path)
+    except FileNotFoundError:
+        return False
+    return stat.S_ISLNK(status.st_mode) or status.st_nlink > 1
+
+
 class Part:
     """A file being fetched. Looks like a binary file to the clients; ends the run's threads when told to."""
 
     def __init__(self, path: str, meter: Meter, stop: threading.Event) -> None:
         self.path = path
+        self.may_restart = True  # a client may throw away what is there
         self._meter = meter
         self._stop = stop
         self._file: BinaryIO | None = None
@@ -158,16 +172,18 @@ class Part:
     def truncate(self, size: int | None = None) -> int:
         """Cut, by default where seek() went; what is cut off counts as lost."""
         before = self.size
+        if not self.may_restart and before > (self.file.tell() if size is None else size):
+            raise Transient("the rest of the file was asked for, and something else was sent")
         after = self.file.truncate(size)
         if before > after:
             self._meter.lost(before - after)
         return after
 
     def clear(self) -> None:
-        """Start anew."""
+        """Start anew. The name goes: what it leads to may be somebody else's file, so nothing is cut."""
         size = self.size
-        if size:
-            os.truncate(self.path, 0)
+        if os.path.lexists(self.path):
+            os.unlink(self.path)
             self._meter.lost(size)
 
     def flush(self) -> None:
@@ -202,6 +218,21 @@ def secret(source: dict[str, Any], default_env: str) -> str | None:
     return token
 
 
+def hub_token(spec: dict[str, Any], default_env: str) -> str | None:
+    """The token that a hub may see: none at an address that only a measurement chose (`anonymous`), and none
+    that would travel over plain HTTP to another machine.
+    """
+    if spec.get("anonymous") or in_the_clear(spec.get("endpoint") or ""):
+        return None
+    return secret(spec, default_env)
+
+
+def in_the_clear(url: str) -> bool:
+    """Others can read what is sent to this address."""
+    parts = urllib.parse.urlsplit(url)
+    return parts.scheme == "http" and parts.hostname not in LOOPBACK
+
+
 def checked_url(url: str, allow_http: bool, what: str) -> str:
     """An endpoint that is https, or http to this machine, or http that was allowed; else ValueError."""
     parts = urllib.parse.urlsplit(url)
@@ -209,7 +240,7 @@ def checked_url(url: str, allow_http: bool, what: str) -> str:
         raise ValueError(f"{what}: {url!r} is not an http(s) address")
     if parts.username or parts.password:
         raise ValueError(f"{what}: credentials do not belong into an address")
-    if parts.scheme == "http" and not allow_http and parts.hostname not in ("127.0.0.1", "::1", "localhost"):
+    if in_the_clear(url) and not allow_http:
         raise ValueError(
             f"{what}: {url} is not https (allow_http permits it, where hashes come from a manifest)"
         )
@@ -290,6 +321,11 @@ class Source:
         self.name: str = spec.get("name") or self.label()
         self.revision: str | None = spec.get("revision")
 
+    @property
+    def takes_room(self) -> bool:
+        """Its files come as copies onto this disk."""
+        return True
+
     def label(self) -> str:
         """A name for people."""
         at = f"@{self.spec['revision'][:12]}" if self.spec.get("revision") else ""
@@ -313,7 +349,7 @@ class Source:
         """Complete a part. Raises what classify() makes of an error."""
         try:
             part.check()
-            if remote.size is not None and part.size > remote.size:
+            if foreign(part.path) or (remote.size is not None and part.size > remote.size):
                 part.clear()
             self._fetch(remote, part)
         except Exception as e:
@@ -326,6 +362,17 @@ class Source:
                 f"{self.name}: {remote.path} is longer than the {remote.size} bytes it was listed with"
             )
 
+    def expect(self, remote: Remote, offset: int, length: str | int | None) -> None:
+        """Transient if an answer cannot be the file from `offset` on, by its Content-Length (a proxy's page).
+
+        To be asked before anything that is there is thrown away for it.
+        """
+        if remote.size is not None and length is not None and offset + int(length) != remote.size:
+            what = (
+                f"{remote.path} of {remote.size} bytes was asked for from byte {offset}, {length} were sent"
+            )
+            raise Transient(f"{self.name}: {what}")
+
     def _list(self) -> dict[str, Remote]:
         raise NotImplementedError
 
@@ -336,8 +383,12 @@ class Source:
 class HuggingFace(Source):
     """huggingface.co or a mirror of it. The revision is resolved to a commit once, and stays it."""
 
+    def __init__(self, spec: dict[str, Any], home: str) -> None:
+        super().__init__(spec, home)
+        self._restarts: dict[str, int] = {}  # path -> how often more than its rest was sent
+
     def _setup(self) -> tuple[str | None, str | bool]:
-        return self.spec.get("endpoint"), secret(self.spec, "HF_TOKEN") or False
+        return self.spec.get("endpoint"), hub_token(self.spec, "HF_TOKEN") or False
 
     def _list(self) -> dict[str, Remote]:
         hub = client_module("huggingface_hub")
@@ -363,6 +414,8 @@ class HuggingFace(Source):
         headers["Accept-Encoding"] = "identity"  # a compressed body could not go on in the middle
         if remote.size is not None and part.size == remote.size > 0:
             return
+        before, restarts = part.size, self._restarts.get(remote.path, 0)
+        part.may_restart = restarts >= RESTARTS
         with part:
             try:
                 http_get(
@@ -373,17 +426,24 @@ class HuggingFace(Source):
                     expected_size=remote.size,
                     displayed_filename=remote.path,
                 )
+            except Transient:
+                self._restarts[remote.path] = restarts + 1
+                raise
             except OSError as e:
                 # Its check of the length, which fetch() makes too; others are real.
                 if "Consistency check failed" not in str(e):
                     raise
+                # A body so short may be the page of a proxy: nothing may go on behind it.
+                if before < part.size < before + BLOCK:
+                    part.may_restart = True
+                    part.truncate(before)
 
 
 class ModelScope(Source):
     """modelscope.cn or a mirror of it, through modelscope_hub (what `modelscope` downloads with)."""
 
     def _api(self) -> Any:
-        token = secret(self.spec, "MODELSCOPE_API_TOKEN") or ""
+        token = hub_token(self.spec, "MODELSCOPE_API_TOKEN") or ""
         return client_module("modelscope_hub").HubApi(endpoint=self.spec.get("endpoint"), token=token)
 
     def _list(self) -> dict[str, Remote]:
@@ -489,7 +549,7 @@ class S3(Source):
                 path = item["Key"][len(start) :]
                 if path and not path.endswith("/"):
                     sha256 = self._checksum(item) if "SHA256" in item.get("ChecksumAlgorithm", []) else None
-                    files[path] = Remote(path, item["Size"], sha256)
+                    files[path] = Remote(path, item["Size"], sha256, version=item.get("ETag"))
         return files
 
     def _checksum(self, item: dict[str, Any]) -> str | None:
@@ -507,8 +567,17 @@ class S3(Source):
                 return  # an empty object is an empty file
         offset = part.size
         wanted = {"Range": f"bytes={offset}-"} if offset else {}
-        answer = self.client.get_object(Bucket=self.spec["bucket"], Key=self._key(remote.path), **wanted)
-        if offset and answer["ResponseMetadata"]["HTTPStatusCode"] != 206:
+        if remote.version:
+            wanted["IfMatch"] = remote.version
+        try:
+            answer = self.client.get_object(Bucket=self.spec["bucket"], Key=self._key(remote.path), **wanted)
+        except client_module("botocore.exceptions").ClientError as e:
+            if e.response["ResponseMetadata"]["HTTPStatusCode"] != 412:
+                raise
+            raise NotThere(f"{self.name}: {remote.path} was replaced since it was listed") from e
+        whole = answer["ResponseMetadata"]["HTTPStatusCode"] != 206
+        self.expect(remote, 0 if whole else offset, answer.get("ContentLength"))
+        if whole:
             part.clear()
         with part:
             for block in answer["Body"].iter_chunks(BLOCK):
@@ -522,11 +591,18 @@ class Folder(Source):
         """A name for people."""
         return f"path {self.spec['dir']}"
 
+    @property
+    def takes_room(self) -> bool:
+        """Links take none."""
+        return bool(self.spec.get("how", "copy") == "copy")
+
     def _list(self) -> dict[str, Remote]:
         if not os.path.isdir(self.spec["dir"]):
             raise NotThere(f"{self.name}: no such folder")
         tree = vw.scan(self.spec["dir"], follow_links=True)
-        return {path: Remote(path, entry.size) for path, entry in tree.files.items()}
+        return {
+            path: Remote(path, entry.size, version=str(entry.mtime_ns)) for path, entry in tree.files.items()
+        }
 
     def _fetch(self, remote: Remote, part: Part) -> None:
         source = os.path.realpath(os.path.join(self.spec["dir"], remote.path))
@@ -548,18 +624,24 @@ class Folder(Source):
         if how != "copy":
             os.makedirs(os.path.dirname(part.path), exist_ok=True)
             part.clear()
-            if os.path.lexists(part.path):
-                os.unlink(part.path)
             (os.link if how == "hardlink" else os.symlink)(source, part.path)
             part.copied(part.size, 0)
             return
-        with open(source, "rb", buffering=0) as f, part:
-            f.seek(part.size)
-            while True:
-                block = f.read(BLOCK)
-                if not block:
-                    break
-                part.write(block)
+        with open(source, "rb", buffering=0) as f:
+            if str(os.fstat(f.fileno()).st_mtime_ns) != remote.version:
+                part.clear()  # written to since it was listed: what is there may be of the file before
+            with part:
+                f.seek(part.size)
+                self._copy(f, part)
+
+    @staticmethod
+    def _copy(f: BinaryIO, part: Part) -> None:
+        """Append the rest of an open file."""
+        while True:
+            block = f.read(BLOCK)
+            if not block:
+                break
+            part.write(block)
 
 
 class Peer(Source):
@@ -600,7 +682,9 @@ class Peer(Source):
         if offset and offset == remote.size:
             return
         with self._open("/file/" + urllib.parse.quote(remote.path), offset) as answer:
-            if offset and answer.status != 206:
+            whole = answer.status != 206
+            self.expect(remote, 0 if whole else offset, answer.headers.get("Content-Length"))
+            if whole:
                 part.clear()
             with part:
                 while True:
@@ -610,7 +694,7 @@ class Peer(Source):
                     part.write(block)
 
 
-HUB_KEYS = ("revision", "endpoint", "token_file", "token_env", "allow_http")
+HUB_KEYS = ("revision", "endpoint", "token_file", "token_env", "anonymous", "allow_http")
 S3_KEYS = (
     *("prefix", "endpoint", "region", "addressing", "allow_http", "ca_bundle"),
     *("profile", "credentials_file", "anonymous"),
@@ -647,15 +731,27 @@ def make_source(spec: Any, home: str) -> Source:
         if key in CHOICES and value not in CHOICES[key]:
             raise ValueError(f"source {spec['kind']}: {key} must be one of {', '.join(CHOICES[key])}")
     if "endpoint" in spec:
-        endpoint = checked_url(spec["endpoint"], spec.get("allow_http", False), f"source {spec['kind']}")
-        spec["endpoint"] = endpoint
+        # where the caller names a token, it would travel
+        plain = spec.get("allow_http", False) and not (spec.get("token_file") or spec.get("token_env"))
+        spec["endpoint"] = checked_url(spec["endpoint"], plain, f"source {spec['kind']}")
     if spec["kind"] == "peer" and urllib.parse.urlsplit(spec["url"]).scheme != "https":
         raise ValueError("source peer: url must be https")
     return made(spec, home)
 
 
+# Where a source is asked is the caller's to say, and is checked; and a download is no offline work.
+ELSEWHERE = (
+    *("HF_ENDPOINT", "HUGGINGFACE_CO_STAGING", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"),
+    *("MODELSCOPE_ENDPOINT", "MODELSCOPE_DOMAIN", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"),
+)
+
+
 def quiet_clients(home: str) -> None:
-    """Set the clients' environment before their import: no bars, no telemetry, nothing in the user's home."""
+    """Set the clients' environment before their import: no bars, no telemetry, nothing in the user's home,
+    and no address that this host's environment names.
+    """
+    for name in ELSEWHERE:
+        os.environ.pop(name, None)
     os.environ.update(
         HF_HOME=os.path.join(home, "huggingface"),
         HF_HUB_DISABLE_PROGRESS_BARS="1",
