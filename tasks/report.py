@@ -24,11 +24,11 @@ from markupsafe import Markup, escape
 
 from tasks.paths import TEMPLATES
 from tasks.redact import redact
+from tasks.report_values import dict_of, text_of
 from tasks.report_view import (
     CHIPS,
     More,
     Row,
-    dict_of,
     folder_name,
     host_of,
     json_name,
@@ -36,7 +36,6 @@ from tasks.report_view import (
     other_of,
     page_name,
     row_of,
-    text_of,
 )
 
 __all__ = ["duration", "folder_name", "redact", "render_host", "render_index", "write_index", "write_report"]
@@ -123,14 +122,18 @@ def _with_proof(newest_first: list[dict[str, Any]]) -> dict[str, Any]:
     proofs = (
         found["acceptance"]
         for found in newest_first[:gone]
-        if dict_of(found.get("acceptance")) and _served(found) == _served(newest)
+        if dict_of(found.get("acceptance")) and _of_the_same(found, newest)
     )
     return {**newest, "acceptance": newest.get("acceptance") or next(proofs, None)}
 
 
-def _served(report: dict[str, Any]) -> list[Any]:
-    """What a report is about: recipe, mode and engine."""
-    return [dict_of(report.get("recipe")).get("name"), report.get("mode"), report.get("engine")]
+def _of_the_same(found: dict[str, Any], newest: dict[str, Any]) -> bool:
+    """A report is about the recipe, mode and engine of the newest, as far as that names them."""
+    told = [
+        [dict_of(report.get("recipe")).get("name"), report.get("mode"), report.get("engine")]
+        for report in (found, newest)
+    ]
+    return all(now in (None, then) for then, now in zip(*told, strict=True))
 
 
 def render_host(evidence: Mapping[str, Any]) -> str:

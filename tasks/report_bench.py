@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from tasks.report_charts import Bar, NoLibrary, Point, bars, lines
+from tasks.report_values import dict_of, number_of, text_of
 
 MOST_CASES = 12
 MOST_GPUS = 8
@@ -126,7 +127,7 @@ class Bench:
 
 def bench_of(value: Any) -> Bench | None:
     """The view of a report's `bench`; None where it holds no cases."""
-    doc = _dict(value)
+    doc = dict_of(value)
     cases = _cases(doc)
     if not cases:
         return None
@@ -166,23 +167,20 @@ def bench_of(value: Any) -> Bench | None:
 
 def promotion_charts(promotion: Any) -> list[Chart]:
     """Both modes of a promotion beside each other, by concurrency; none where only one was measured."""
-    found = _dict(promotion)
+    found = dict_of(promotion)
     columns = [(found.get(key), word) for key, word in (("safe", "safe"), ("candidate", "candidate"))]
+    names = _apart([_label(dict_of(column).get("mode") or word) for column, word in columns])
     measured: dict[str, dict[int, Json]] = {}
-    for column, word in columns:
-        if isinstance(column, dict):
-            name = _label(column.get("mode") or word)
-            by = {int(n): row for row in _list(column.get("bench")) if (n := _number(row.get("concurrency")))}
-            if by:
-                measured[name] = by
+    for name, (column, _) in zip(names, columns, strict=True):
+        rows = _list(dict_of(column).get("bench"))
+        by = {int(n): row for row in rows if (n := _number(row.get("concurrency")))}
+        if by:
+            measured[name] = by
     if len(measured) < 2:
         return []
     levels = sorted({level for by in measured.values() for level in by})[:MOST_CASES]
     charts = []
-    for name, key, unit in (
-        ("promoted_tokens", "tokens_per_second", "tokens/s"),
-        ("promoted_ttft", "ttft", "s"),
-    ):
+    for name, key, unit in PROMOTED:
         series = {
             mode: [_bar(_number(by.get(level, {}).get(key))) for level in levels]
             for mode, by in measured.items()
@@ -292,7 +290,7 @@ def _gpus(runs: list[list[tuple[float, Json]]]) -> list[int]:
 
 def _told(doc: Json) -> list[tuple[str, str]]:
     """What the figures depend on, in few words."""
-    engine, gpus = _dict(doc.get("engine")), _dict(doc.get("gpus"))
+    engine, gpus = dict_of(doc.get("engine")), dict_of(doc.get("gpus"))
     names = [_text(name) for name in gpus.get("names") or []] if isinstance(gpus.get("names"), list) else []
     counted = ", ".join(f"{names.count(name)}x {name}" for name in dict.fromkeys(names))
     driver = _text(gpus.get("driver"))
@@ -308,7 +306,7 @@ def _told(doc: Json) -> list[tuple[str, str]]:
 
 
 def _case(case: Json) -> Case:
-    median = _dict(case.get("median"))
+    median = dict_of(case.get("median"))
     command = case.get("command")
     runs = _list(case.get("runs"))
     return Case(
@@ -337,16 +335,23 @@ def _wanted(item: Json) -> Wanted | None:
 
 
 def _modes(docs: list[Json]) -> list[str]:
-    """A name for each document: its mode, with a number where two have the same."""
+    """A name for each document: its mode."""
+    return _apart([_label(doc.get("mode") or "?") for doc in docs])
+
+
+def _apart(labels: list[str]) -> list[str]:
+    """Labels in their order, with a number where two are the same (long ones are cut)."""
     names: list[str] = []
-    for place, doc in enumerate(docs):
-        name = _label(doc.get("mode") or "?")
-        names.append(name if name not in names else f"{name} {place + 1}")
+    for label in labels:
+        number, name = 1, label
+        while name in names:
+            number, name = number + 1, f"{label} {number + 1}"
+        names.append(name)
     return names
 
 
 def _cell(case: Json, figure: str) -> Cell | None:
-    median, spread = _dict(case.get("median")), _dict(case.get("spread"))
+    median, spread = dict_of(case.get("median")), dict_of(case.get("spread"))
     value = _number(median.get(figure))
     if value is None:
         return None
@@ -377,10 +382,6 @@ def _list(value: Any) -> list[Json]:
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
-def _dict(value: Any) -> Json:
-    return value if isinstance(value, dict) else {}
-
-
 def _texts(value: Any) -> list[Any]:
     return value[:20] if isinstance(value, list) else [value] if value else []
 
@@ -391,7 +392,7 @@ def _name(case: Json) -> str:
 
 def _text(value: Any) -> str:
     """A short text; nothing for what is none."""
-    return "" if value is None or isinstance(value, dict | list) else str(value)[:400]
+    return "" if isinstance(value, dict | list) else text_of(value, 400)
 
 
 def _label(value: Any) -> str:
@@ -401,9 +402,8 @@ def _label(value: Any) -> str:
 
 def _number(value: Any, *, least: float = 0.0) -> float | None:
     """The number, exactly as it was, where it is one that can be drawn."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return value if least <= value < 1e12 else None  # no comparison holds for NaN
+    number = number_of(value)
+    return number if number is not None and least <= number < 1e12 else None  # no comparison holds for NaN
 
 
 def _moment(value: Any) -> float:

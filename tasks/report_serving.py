@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from tasks.jobs import in_time
+from tasks.report_values import dict_of
 
 
 def table(result: dict[str, Any]) -> list[tuple[str, str, str]]:
     """Rows of a promotion: what, the safe mode, the faster mode. The first row names the modes."""
-    safe, fast = _dict(result, "safe"), _dict(result, "candidate")
+    safe, fast = dict_of(result.get("safe")), dict_of(result.get("candidate"))
     rows = [
         ("", str(safe.get("mode") or "safe"), str(fast.get("mode") or "candidate")),
         ("acceptance", _accepted(safe), _accepted(fast)),
@@ -36,7 +37,7 @@ def promotion_shown(data: dict[str, Any]) -> dict[str, Any]:
 def promotion_table(data: dict[str, Any]) -> list[tuple[str, str, str]]:
     """Both modes of a promotion beside each other, their names in the first row; [] as above."""
     try:
-        result = _dict(data, "promotion")
+        result = dict_of(data.get("promotion"))
         return table(result) if result.get("verdict") else []
     except (KeyError, TypeError, ValueError, AttributeError):
         return []
@@ -51,7 +52,7 @@ def startup_shown(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _promotion(data: dict[str, Any]) -> dict[str, Any]:
-    result = _dict(data, "promotion")
+    result = dict_of(data.get("promotion"))
     if not result.get("verdict"):
         return {}
     (_, safe, fast), *rows = table(result)
@@ -60,7 +61,7 @@ def _promotion(data: dict[str, Any]) -> dict[str, Any]:
         shown["why"] = result["why"]
     shown[safe] = {what: left for what, left, _ in rows if left}
     shown[fast] = {what: right for what, _, right in rows}
-    late = _dict(result, "candidate").get("compiles_after_warmup")
+    late = dict_of(result.get("candidate")).get("compiles_after_warmup")
     if late is not None:
         shown["kernels compiled after the warm-up"] = late
     if result.get("away_seconds") is not None:
@@ -70,24 +71,24 @@ def _promotion(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _startup(data: dict[str, Any]) -> dict[str, Any]:
-    start = _dict(data, "startup")
+    start = dict_of(data.get("startup"))
     if not isinstance(start.get("seconds"), int | float):
         return {}
     shown: dict[str, Any] = {"took": in_time(start["seconds"])}
-    before = _dict(start, "before")
+    before = dict_of(start.get("before"))
     if isinstance(before.get("seconds"), int | float):
         shown["the one before took"] = in_time(before["seconds"])
     shown["phases"] = {str(name): in_time(seconds) for name, seconds in start.get("phases") or []}
-    warm = _dict(start, "warmup")
+    warm = dict_of(start.get("warmup"))
     if warm:
         shown["warm-up"] = {key: warm[key] for key in ("requests", "failed", "slowest") if key in warm}
-    if _dict(start, "facts"):
+    if dict_of(start.get("facts")):
         shown["engine"] = start["facts"]
     return shown
 
 
 def _accepted(column: dict[str, Any]) -> str:
-    found = _dict(column, "acceptance")
+    found = dict_of(column.get("acceptance"))
     if "checks" in found:
         verdicts = [check.get("verdict") for check in found["checks"]]
         found = {word: verdicts.count(word) for word in ("pass", "fail")}
@@ -96,8 +97,3 @@ def _accepted(column: dict[str, Any]) -> str:
 
 def _by_concurrency(column: dict[str, Any]) -> dict[int, dict[str, Any]]:
     return {row["concurrency"]: row for row in column.get("bench") or []}
-
-
-def _dict(data: dict[str, Any], key: str) -> dict[str, Any]:
-    value = data.get(key)
-    return value if isinstance(value, dict) else {}

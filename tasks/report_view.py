@@ -16,9 +16,9 @@ from urllib.parse import quote
 from tasks.report_bench import Bench, Chart, bench_of, promotion_charts
 from tasks.report_serving import promotion_shown, promotion_table, startup_shown
 from tasks.report_topology import Drawing, drawing_of
+from tasks.report_values import dict_of, items_of, number_of, text_of
 
 # What the page shows at most; the JSON beside it has everything.
-LINE_CHARS = 600
 TEXT_CHARS = 6_000
 LOG_LINES = 40
 ROWS = 400
@@ -430,38 +430,6 @@ def _failed_step(step: Step) -> Note:
 
 
 # Reading what may be anything.
-
-
-def dict_of(value: Any) -> dict[str, Any]:
-    """The object, or an empty one."""
-    return value if isinstance(value, dict) else {}
-
-
-def items_of(value: Any, text_key: str) -> list[dict[str, Any]]:
-    """A list of objects; a bare text among them becomes an object with that text."""
-    if not isinstance(value, list):
-        return []
-    return [
-        item if isinstance(item, dict) else {text_key: item}
-        for item in value
-        if item is not None and item != ""
-    ]
-
-
-def number_of(value: Any) -> int | float | None:
-    """The number; a truth value is none."""
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def text_of(value: Any, limit: int = LINE_CHARS) -> str:
-    """A text of at most `limit` characters; what is not a text is shown as JSON."""
-    if value is None:
-        return ""
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    if len(text) <= limit:
-        return text
-    tail = limit // 4
-    return f"{text[: limit - tail]} … [{len(text) - limit} characters] … {text[-tail:]}"
 
 
 def _pretty(value: Any) -> str:

@@ -300,6 +300,17 @@ def test_a_promotion_is_drawn_by_concurrency() -> None:
     assert promotion_charts({"safe": {"bench": [{"concurrency": "x"}]}, "candidate": 5}) == []
 
 
+def test_modes_with_long_names_that_begin_alike_are_two_series() -> None:
+    def column(number: int) -> dict[str, Any]:
+        rows = [{"concurrency": 1, "tokens_per_second": 10 * number, "ttft": 1}]
+        return {"mode": f"optimized-with-a-rather-long-name-{number}", "bench": rows}
+
+    charts = promotion_charts({"safe": column(1), "candidate": column(2)})
+    assert [chart.name for chart in charts] == ["promoted_tokens", "promoted_ttft"]
+    names = [key.name for key in charts[0].keys]
+    assert names == ["optimized-with-a-rather-long", "optimized-with-a-rather-long 2"]
+
+
 def test_a_check_that_failed_is_never_left_out_of_the_first_screen() -> None:
     evidence = sample("gpu-bench")
     last = evidence["acceptance"]["checks"][-1]
