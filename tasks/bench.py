@@ -81,6 +81,8 @@ class Benchmark:
         file = write_file_of(bench, plan.record.page.parent)
         for row in bench["cases"]:
             plan.say("    " + line_of(row, bench["runs"]))
+            for note in dict.fromkeys(note for run in row["runs"] for note in run["notes"]):
+                plan.say("      " + note)
         for row in bench["expected"]:
             plan.say("    " + expected_line(row))
         plan.say(f"    figures: {file}")

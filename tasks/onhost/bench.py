@@ -990,7 +990,8 @@ def table(result: Json) -> str:
             for name in shown
         ]  # fmt: skip
         lines.append("%-16s %2d/%-2d  %s" % (row["name"], row["counted"], result["runs"], "  ".join(cells)))
-        lines += ["    " + accept.plain(why) for why in reasons_of(row)]
+        notes = dict.fromkeys(note for run in row["runs"] for note in run.get("notes", []))
+        lines += ["    " + accept.plain(words) for words in (*reasons_of(row), *notes)]
     why = ": " + accept.plain(result["why"]) if result["why"] else ""
     lines.append(result["verdict"].upper() + why)
     return "\n".join(lines)

@@ -369,6 +369,7 @@ def test_people_read_a_table(
     assert bench.main(["--base-url", one.url, "--model", MODEL, "--case", "32/4x2", "--runs", "1"]) == 1
     out = capsys.readouterr().out
     assert "32/4 x2" in out and "requests failed" in out and "FAIL" in out
+    assert out.count("p95 and p99 of 12 requests: little more than the slowest of them") == 1, out
 
 
 def test_what_an_engine_says_cannot_paint_the_table() -> None:
