@@ -10,7 +10,8 @@ Runs on the host with any Python >= 3.8, standard library only. With --stdin, on
     offline  true: ask no server
 
 A file gets its name in `dest` only after its hash was right. What came from a broken line is kept as
-NAME.part and gone on with; what has a wrong hash is set aside as NAME.rejected and never used.
+NAME.DIGEST.part and gone on with; what has a wrong hash is set aside as NAME.rejected and never used. A
+server that asks for patience gets it; one that hardly sends anything makes way for the next address.
 
 stdout: {"files": [{"file", "sha256", "bytes", "from"}], "fetched_bytes"} or {"error": {"id", "what", "file",
 "fix"}} with exit status 1. Ids: usage (status 2), unreachable, hash_mismatch, disk_full, permission.
@@ -18,6 +19,7 @@ stdout: {"files": [{"file", "sha256", "bytes", "from"}], "fetched_bytes"} or {"e
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -25,6 +27,7 @@ import re
 import shutil
 import sys
 import time
+from http.client import HTTPException
 from typing import Any, Dict, List, Optional
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
@@ -32,6 +35,10 @@ from urllib.request import Request, urlopen
 BLOCK = 1 << 20
 ATTEMPTS = 4
 TIMEOUT = 30
+# less than this many bytes a second over so many seconds is no line to wait for
+SLOW_RATE, SLOW_SECONDS = 1000, 30
+LONGEST_WAIT = 60
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Problem(Exception):
@@ -89,11 +96,40 @@ def settle(part: str, path: str) -> None:
     os.replace(part, path)
 
 
-def download(url: str, part: str, size: Optional[int], report: Reporter) -> None:
-    """Bring a URL into `part`, going on where an earlier try ended. OSError when the line breaks."""
-    have = os.path.getsize(part) if os.path.exists(part) else 0
+def forget_parts(folder: str, name: str) -> None:
+    """Remove what is left of a file, also of others that had its name before."""
+    for entry in os.listdir(folder):
+        if re.fullmatch(re.escape(name) + r"(\.([0-9a-f]{12}|near))?\.part", entry):
+            os.unlink(os.path.join(folder, entry))
+
+
+class Refused(OSError):
+    """A server's word: whether another try is of use, and when."""
+
+    def __init__(self, url: str, error: HTTPError):
+        super().__init__("%s answers %d %s" % (url, error.code, error.reason))
+        self.final = 400 <= error.code < 500 and error.code not in (408, 425, 429)
+        after = error.headers.get("Retry-After", "") if error.headers else ""
+        self.wait = min(LONGEST_WAIT, int(after)) if after.isdigit() else None
+
+
+class Slow(OSError):
+    """A line over which a file would take for ever."""
+
+
+def size_of(path: str) -> int:
+    """Bytes of a file; 0 where there is none."""
+    return os.path.getsize(path) if os.path.exists(path) else 0
+
+
+def download(url: str, part: str, name: str, size: Optional[int], report: Reporter) -> bool:
+    """Bring a URL into `part`, going on where an earlier try ended. OSError when the line breaks.
+
+    Returns whether bytes that were there before are part of it.
+    """
+    have = size_of(part)
     if size is not None and have >= size:
-        return
+        return True
     ask = Request(
         url, headers={"User-Agent": "rackwright", **({"Range": "bytes=%d-" % have} if have else {})}
     )
@@ -101,22 +137,30 @@ def download(url: str, part: str, size: Optional[int], report: Reporter) -> None
         answer = urlopen(ask, timeout=TIMEOUT)
     except HTTPError as error:
         if error.code == 416:  # nothing left to send: the hash will tell
-            return
-        raise OSError("%s answers %d %s" % (url, error.code, error.reason)) from error
+            return True
+        raise Refused(url, error) from error
     with answer:
-        mode = "ab" if have and answer.status == 206 else "wb"
-        have = have if mode == "ab" else 0
-        with open(part, mode) as out:
-            while True:
-                block = answer.read(BLOCK)
+        resumed = bool(have) and answer.status == 206
+        have = have if resumed else 0
+        length = answer.headers.get("Content-Length")
+        end = size if length is None else have + int(length)
+        began, before = time.monotonic(), have
+        with open(part, "ab" if resumed else "wb") as out:
+            # what is longer than it should be is another file: the hash will tell
+            while (end is None or have < end) and (size is None or have <= size):
+                block = answer.read1(BLOCK)
                 if not block:
                     break
                 out.write(block)
                 have += len(block)
-                report.show(os.path.basename(part)[:-5], have)
-        length = answer.headers.get("Content-Length")
-        if length is not None and mode == "wb" and have < int(length):
-            raise OSError("%s broke off after %d of %s bytes" % (url, have, length))
+                report.show(name, have)
+                if time.monotonic() - began >= SLOW_SECONDS:
+                    if have - before < SLOW_RATE * SLOW_SECONDS:
+                        raise Slow("%s sends less than %d bytes a second" % (url, SLOW_RATE))
+                    began, before = time.monotonic(), have
+        if end is not None and have < end:
+            raise OSError("%s broke off after %d of %d bytes" % (url, have, end))
+    return resumed
 
 
 def bring(one: Dict[str, Any], request: Dict[str, Any], report: Reporter) -> Dict[str, Any]:
@@ -125,48 +169,73 @@ def bring(one: Dict[str, Any], request: Dict[str, Any], report: Reporter) -> Dic
     path = os.path.join(request["dest"], name)
     wrong: List[str] = []
 
-    def good(candidate: str, source: str) -> bool:
-        if sha256_of(candidate) == wanted:
-            return True
+    def refuse(source: str) -> None:
         wrong.append(source)
         log("%s from %s has a wrong SHA-256; not used" % (name, source))
-        return False
+
+    def had(source: str) -> Dict[str, Any]:
+        forget_parts(request["dest"], name)
+        return {"file": name, "sha256": wanted, "bytes": os.path.getsize(path), "from": source}
 
     if os.path.isfile(path):
-        if good(path, path):
-            return {"file": name, "sha256": wanted, "bytes": os.path.getsize(path), "from": "here"}
+        if sha256_of(path) == wanted:
+            return had("here")
+        refuse(path)
         os.replace(path, path + ".rejected")
-    part = path + ".part"
     for folder in request["near"]:
-        candidate = os.path.join(folder, name)
-        if os.path.isfile(candidate) and good(candidate, candidate):
-            shutil.copyfile(candidate, part)
-            settle(part, path)
-            return {"file": name, "sha256": wanted, "bytes": os.path.getsize(path), "from": folder}
+        candidate, copy = os.path.join(folder, name), path + ".near.part"
+        if not os.path.isfile(candidate):
+            continue
+        try:
+            shutil.copyfile(candidate, copy)
+        except OSError as error:
+            if error.errno in NO_ROOM or error.filename == copy:
+                raise
+            log("%s cannot be read: %s" % (candidate, error))
+            continue
+        # the copy is hashed, since that is what gets the name
+        if sha256_of(copy) == wanted:
+            settle(copy, path)
+            return had(folder)
+        refuse(candidate)
+        os.unlink(copy)
+    part = "%s.%s.part" % (path, wanted[:12])
     urls = []
     for url in one.get("urls") or []:
         urls += [new + url[len(old) :] for old, new in request["mirrors"] if url.startswith(old)]
     urls += one.get("urls") or []
     why: List[str] = []
-    for url in [] if request["offline"] else urls:
-        for attempt in range(ATTEMPTS):
+    for place, url in enumerate([] if request["offline"] else urls):
+        most, tries, alone = size_of(part), 0, not os.path.exists(part)
+        while tries < ATTEMPTS:
             try:
-                download(url, part, size, report)
-            except (OSError, ValueError) as error:
-                if getattr(error, "errno", None) in (28, 122):
+                alone = not download(url, part, name, size, report) or alone
+            except (OSError, ValueError, HTTPException) as error:
+                if getattr(error, "errno", None) in NO_ROOM or getattr(error, "filename", None) == part:
                     raise
                 why.append("%s: %s" % (url, error))
                 log(why[-1])
-                if " answers 4" in str(error):
+                if getattr(error, "final", False) or (isinstance(error, Slow) and place + 1 < len(urls)):
                     break
-                time.sleep(min(8, 2**attempt))
+                # a line that breaks again and again brings the file too, as long as each time more is there
+                forward = size_of(part) >= most + BLOCK
+                most, tries = max(most, size_of(part)), 0 if forward else tries + 1
+                if tries < ATTEMPTS:
+                    wait = getattr(error, "wait", None)
+                    time.sleep(min(8, 2**tries) if wait is None else wait)
                 continue
             if not os.path.exists(part):
                 break
-            if good(part, url):
+            if sha256_of(part) == wanted:
+                report.done += os.path.getsize(part)
                 settle(part, path)
-                report.done += os.path.getsize(path)
-                return {"file": name, "sha256": wanted, "bytes": os.path.getsize(path), "from": url}
+                return had(url)
+            if not alone:
+                log("%s: what was there before does not go with %s; begun anew" % (name, url))
+                os.unlink(part)
+                alone = True
+                continue
+            refuse(url)
             os.replace(part, path + ".rejected")
             break
     if wrong:
@@ -211,7 +280,7 @@ def main(arguments: List[str]) -> int:
         print(json.dumps(problem.document()))
         return 2 if problem.id == "usage" else 1
     except OSError as error:
-        kind = "disk_full" if error.errno in (28, 122) else "permission"
+        kind = "disk_full" if error.errno in NO_ROOM else "permission"
         fix = "free space there and run again" if kind == "disk_full" else "let this user write there"
         print(json.dumps(Problem(kind, str(error), fix, error.filename).document()))
         return 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import http.server
 import json
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tasks.onhost import fetch_files
 from tasks.onhost.measure_mirrors import choose
 
 ONHOST = Path(__file__).parents[3] / "tasks" / "onhost"
@@ -22,23 +24,49 @@ DIGEST = hashlib.sha256(CONTENT).hexdigest()
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    """/whole, /breaks (ends after 1 MB, honours ranges), /wrong, /slow; everything else is 404."""
+    """What each path stands for.
+
+    /whole, /wrong; /breaks ends the first answer after 1 MB, /drops every answer; /busy asks for a second's
+    patience once; /drips sends a few bytes at a time; /chunks breaks off within a chunk, once; else 404.
+    """
 
     def log_message(self, format: str, *args: object) -> None:
         pass
 
     def do_GET(self) -> None:
         self.server.asked.append((self.path, self.headers.get("Range")))  # type: ignore[attr-defined]
-        if self.path not in ("/whole", "/breaks", "/wrong"):
+        if self.path not in ("/whole", "/breaks", "/wrong", "/drops", "/busy", "/drips", "/chunks"):
             self.send_error(404)
+            return
+        first = len(self.server.asked) == 1  # type: ignore[attr-defined]
+        if self.path == "/busy" and first:
+            self.send_response(429)
+            self.send_header("Retry-After", "1")
+            self.end_headers()
+            return
+        if self.path == "/chunks" and first:
+            self.protocol_version = "HTTP/1.1"
+            self.send_response(200)
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            self.wfile.write(b"ffff\r\n" + CONTENT[:1000])
+            self.close_connection = True
             return
         content = CONTENT if self.path != "/wrong" else CONTENT[:-1] + b"x"
         start = int((self.headers.get("Range") or "bytes=0-")[6:-1])
         self.send_response(206 if start else 200)
         self.send_header("Content-Length", str(len(content) - start))
         self.end_headers()
-        cut = 1_000_000 if self.path == "/breaks" and not start else len(content)
-        self.wfile.write(content[start:][:cut])
+        if self.path == "/drips":
+            with contextlib.suppress(OSError):
+                for at in range(start, start + 600, 5):
+                    self.wfile.write(content[at : at + 5])
+                    threading.Event().wait(0.1)
+            return
+        breaks = (self.path == "/breaks" and not start) or self.path == "/drops"
+        self.wfile.write(
+            content[start:][: 500_000 if self.path == "/drops" else 1_000_000 if breaks else None]
+        )
 
 
 @pytest.fixture
@@ -46,7 +74,7 @@ def server() -> Iterator[Any]:
     made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     made.asked = []  # type: ignore[attr-defined]
     made.url = f"http://127.0.0.1:{made.server_port}"  # type: ignore[attr-defined]
-    threading.Thread(target=made.serve_forever, daemon=True).start()
+    threading.Thread(target=made.serve_forever, args=(0.05,), daemon=True).start()
     yield made
     made.shutdown()
     made.server_close()
@@ -72,6 +100,120 @@ def test_a_line_that_breaks_is_taken_up_where_it_broke(server: Any, tmp_path: Pa
     (first, second) = [range_ for _, range_ in server.asked]
     assert first is None
     assert second == "bytes=1000000-"
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The program in this process, with short waits: `here(DEST, URL, ...)` is a file's row."""
+    monkeypatch.setattr(fetch_files, "SLOW_SECONDS", 0.5)
+    monkeypatch.setattr(fetch_files, "BLOCK", 400_000)
+    waited: list[float] = []
+    monkeypatch.setattr(fetch_files.time, "sleep", waited.append)
+
+    def fetched(dest: Path, *urls: str, size: int | None = len(CONTENT), **more: Any) -> dict[str, Any]:
+        one = {"file": "w.whl", "sha256": DIGEST, "bytes": size, "urls": list(urls)}
+        request = {"dest": str(dest), "near": [], "mirrors": [], "offline": False, **more}
+        dest.mkdir(exist_ok=True)
+        return fetch_files.bring(one, request, fetch_files.Reporter(0))
+
+    fetched.waited = waited  # type: ignore[attr-defined]
+    return fetched
+
+
+def part_of(dest: Path, digest: str = DIGEST) -> Path:
+    return dest / f"w.whl.{digest[:12]}.part"
+
+
+@pytest.mark.parametrize("size", [len(CONTENT), None])
+def test_a_line_that_breaks_each_time_brings_the_file_as_long_as_it_goes_forward(
+    size: int | None, server: Any, here: Any, tmp_path: Path
+) -> None:
+    """More breaks than attempts; none of them is taken for a forged file."""
+    assert here(tmp_path, f"{server.url}/drops", size=size)["from"].endswith("/drops")
+    assert len(server.asked) == len(CONTENT) // 500_000 + 1 > fetch_files.ATTEMPTS
+    assert [path.name for path in tmp_path.iterdir()] == ["w.whl"]
+
+
+def test_an_answer_that_breaks_off_within_a_chunk_is_a_broken_line(
+    server: Any, here: Any, tmp_path: Path
+) -> None:
+    assert here(tmp_path, f"{server.url}/chunks")["bytes"] == len(CONTENT)
+
+
+def test_a_server_that_asks_for_patience_gets_as_much_as_it_asks_for(
+    server: Any, here: Any, tmp_path: Path
+) -> None:
+    assert here(tmp_path, f"{server.url}/busy")["from"].endswith("/busy")
+    assert here.waited == [1]
+
+
+def test_an_address_that_hardly_sends_anything_makes_way_for_the_next(
+    server: Any, here: Any, tmp_path: Path
+) -> None:
+    assert here(tmp_path, f"{server.url}/drips", f"{server.url}/whole")["from"].endswith("/whole")
+    (first, second) = [range_ for _, range_ in server.asked]
+    assert first is None and second is not None  # what it sent is not lost
+
+
+def test_what_an_earlier_pin_left_under_the_name_harms_no_good_server(server: Any, tmp_path: Path) -> None:
+    for left in (tmp_path / "w.whl.part", part_of(tmp_path, "0" * 64)):
+        left.write_bytes(b"old" * 1000)
+    other = tmp_path / f"other-w.whl.{DIGEST[:12]}.part"
+    other.write_bytes(b"of another file")
+    rc, answer = fetch(tmp_path, f"{server.url}/whole")
+    assert rc == 0, answer
+    assert server.asked == [("/whole", None)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [other.name, "w.whl"]
+
+
+def test_a_beginning_from_a_forger_is_not_held_against_the_server_that_went_on(
+    server: Any, here: Any, tmp_path: Path
+) -> None:
+    part_of(tmp_path).write_bytes(b"forged" * 100)
+    assert here(tmp_path, f"{server.url}/whole")["from"].endswith("/whole")
+    assert [range_ for _, range_ in server.asked] == ["bytes=600-", None]
+
+
+def test_what_was_hashed_is_what_gets_the_name(
+    tmp_path: Path, here: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file in a folder that others write to changes while it is looked at."""
+    near = tmp_path / "usb"
+    near.mkdir()
+    (near / "w.whl").write_bytes(CONTENT)
+    hashed: list[str] = []
+    sha256_of = fetch_files.sha256_of
+
+    def watched(path: str) -> str:
+        hashed.append(path)
+        found = sha256_of(path)
+        (near / "w.whl").write_bytes(b"evil")
+        return found
+
+    monkeypatch.setattr(fetch_files, "sha256_of", watched)
+    here(tmp_path / "d", near=[str(near)])
+    assert (tmp_path / "d" / "w.whl").read_bytes() == CONTENT
+    assert str(near / "w.whl") not in hashed
+
+
+def test_a_near_file_that_cannot_be_read_is_no_reason_to_stop(
+    server: Any, here: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    near = tmp_path / "usb"
+    near.mkdir()
+    (near / "w.whl").write_bytes(CONTENT)
+
+    def broken(source: str, target: str) -> None:
+        raise OSError(5, "Input/output error", source)
+
+    monkeypatch.setattr(fetch_files.shutil, "copyfile", broken)
+    assert here(tmp_path / "d", f"{server.url}/whole", near=[str(near)])["from"].endswith("/whole")
+
+
+def test_a_folder_that_may_not_be_written_is_told_as_that(server: Any, here: Any, tmp_path: Path) -> None:
+    part_of(tmp_path).mkdir()
+    with pytest.raises(IsADirectoryError):
+        here(tmp_path, f"{server.url}/whole", size=None)
 
 
 def test_a_wrong_file_is_never_used_and_the_next_address_is_asked(server: Any, tmp_path: Path) -> None:
