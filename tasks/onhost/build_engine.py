@@ -48,6 +48,8 @@ from typing import Any, Callable, Dict, List, NamedTuple, NoReturn, Optional, Tu
 
 GIB = 1 << 30
 BYTES_PER_JOB = 5 * GIB  # vLLM's kernels take nvcc 4 to 6 GB (vLLM issues on MAX_JOBS)
+# in the environment of a build's processes: whose they are
+TOKEN = "RACKWRIGHT_BUILD"
 STEP = re.compile(r"\[(\d+)/(\d+)\]\s*(.*)")
 # gcc's driver, clang's, nvcc's and ninja's or sh's way of saying that a process got SIGKILL
 KILLED = re.compile(
@@ -295,18 +297,31 @@ def members(group: int) -> List[int]:
     return found
 
 
+def carries(pid: int, token: str) -> bool:
+    """The process inherited the token of a build."""
+    try:
+        with open("/proc/%d/environ" % pid, "rb") as stream:
+            return ("%s=%s" % (TOKEN, token)).encode() in stream.read().split(b"\0")
+    except OSError:
+        return False
+
+
 def end_leftover(mark: str, boot: str) -> None:
-    """End what a killed run of this program left running: two ninjas in one folder ruin the build."""
+    """End what a killed run of this program left running: two ninjas in one folder ruin the build.
+
+    A group's number is given anew once the group is empty, so that one of its processes has to carry the
+    build's token.
+    """
     try:
         with open(mark, encoding="utf-8") as stream:
             left = json.load(stream)
-        group = int(left["group"])
+        group, token = int(left["group"]), str(left["token"])
     except (OSError, ValueError, KeyError, TypeError):
         return
     os.unlink(mark)
-    if left.get("boot") != boot or not members(group):
+    if left.get("boot") != boot or not any(carries(pid, token) for pid in members(group)):
         return
-    print("ending an earlier build that was left running (group %d)" % group, file=sys.stderr, flush=True)
+    print("ending what a build left running (group %d)" % group, file=sys.stderr, flush=True)
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(group, number)
@@ -505,6 +520,12 @@ def bring_about(request: Dict[str, Any], report: Reporter) -> Dict[str, Any]:
     at_most = history.at_most(oom_kills(groups))
     if at_most is None or not os.path.exists(log):
         open(log, "wb").close()
+    token = os.urandom(16).hex()
+
+    def started(group: int) -> None:
+        with open(mark, "w", encoding="utf-8") as stream:
+            json.dump({"group": group, "boot": history.boot, "token": token}, stream)
+
     tries = 0
     while True:
         room = memory_room(groups)
@@ -532,16 +553,15 @@ def bring_about(request: Dict[str, Any], report: Reporter) -> Dict[str, Any]:
         argv = [request["uv"], "build", "--wheel", "--no-build-isolation", "--python", request["python"]]
         argv += ["--out-dir", out, request["src"]]
 
-        def started(group: int) -> None:
-            with open(mark, "w", encoding="utf-8") as stream:
-                json.dump({"group": group, "boot": history.boot}, stream)
-
         try:
-            status, tail = run(argv, build_env(request, jobs), request["src"], log, report, watch, started)
+            env = {**build_env(request, jobs), TOKEN: token}
+            status, tail = run(argv, env, request["src"], log, report, watch, started)
         except BaseException:
             one["ended"] = "memory" if oom_kills(groups) > kills else "killed"
             history.save()
             raise
+        finally:
+            end_leftover(mark, history.boot)
         if status == 0:
             one["ended"] = "done"
             history.save()
@@ -594,7 +614,6 @@ def bring_about(request: Dict[str, Any], report: Reporter) -> Dict[str, Any]:
         os.fsync(stream.fileno())
     shutil.rmtree(folder, ignore_errors=True)
     os.replace(out, folder)
-    os.unlink(mark)
     report.show(force=True)
     return answer(provenance, folder, name, changed=True, tries=tries)
 

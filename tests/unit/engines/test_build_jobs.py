@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tasks.onhost import build_engine
 from tasks.onhost.build_engine import (
     GIB,
     KILLED,
@@ -14,6 +22,7 @@ from tasks.onhost.build_engine import (
     Jobs,
     build_env,
     cgroup_paths,
+    end_leftover,
     fewer,
     memory_room,
     number_in,
@@ -154,3 +163,96 @@ def test_a_compiler_cache_is_used_where_it_is_found_with_the_caches_of_serving(
     )
     assert (env["MAX_JOBS"], env["NVCC_THREADS"]) == ("6", "2")
     assert "PIP_INDEX_URL" not in env and env["PATH"].startswith("/r/env/bin:/c/bin:")
+
+
+# leads a group, starts one more process in it, says so, and ends after a while
+LEADER = (
+    "import subprocess, sys, time; subprocess.Popen(['sleep', '60']); print(1, flush=True); time.sleep(%d)"
+)
+
+
+@pytest.fixture
+def group() -> Iterator[Any]:
+    """`group(SECONDS, TOKEN)` is a process group of two; its leader ends after that time."""
+    begun: list[subprocess.Popen[bytes]] = []
+
+    def begin(seconds: int, token: str = "") -> int:
+        env = {**os.environ, build_engine.TOKEN: token} if token else dict(os.environ)
+        argv = [sys.executable, "-c", LEADER % seconds]
+        child = subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, start_new_session=True)
+        begun.append(child)
+        assert child.stdout is not None and child.stdout.readline()
+        if not seconds:
+            child.wait()
+        return child.pid
+
+    yield begin
+    for child in begun:
+        for pid in build_engine.members(child.pid):
+            os.kill(pid, 9)
+        child.wait()
+        assert child.stdout is not None
+        child.stdout.close()
+
+
+def mark_of(tmp_path: Path, group: int, token: str) -> str:
+    path = tmp_path / "b.group"
+    path.write_text(json.dumps({"group": group, "boot": "b", "token": token}))
+    return str(path)
+
+
+@pytest.mark.parametrize("seconds", [60, 0], ids=["its leader lives", "its leader is gone"])
+def test_a_build_that_was_left_running_is_ended(seconds: int, tmp_path: Path, group: Any) -> None:
+    number = group(seconds, "t1")
+    assert build_engine.members(number)
+    end_leftover(mark_of(tmp_path, number, "t1"), "b")
+    assert build_engine.members(number) == []
+    assert not (tmp_path / "b.group").exists()
+
+
+@pytest.mark.parametrize("token", ["", "t2"], ids=["a stranger", "another build"])
+def test_whoever_got_the_number_of_a_build_that_ended_is_left_alone(
+    token: str, tmp_path: Path, group: Any
+) -> None:
+    number = group(60, token)
+    end_leftover(mark_of(tmp_path, number, "t1"), "b")
+    assert len(build_engine.members(number)) == 2
+
+
+UV = """#!/bin/sh
+[ -z "$FAIL" ] || exit 1
+sleep 60 >/dev/null 2>&1 &
+exit 1
+"""
+
+
+@pytest.mark.parametrize("fails", ["", "1"], ids=["leaves a process behind", "ends whole"])
+def test_a_failed_build_leaves_neither_a_mark_nor_a_process(
+    fails: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups: list[int] = []
+    (tmp_path / "uv").write_text(UV)
+    (tmp_path / "uv").chmod(0o755)
+    (tmp_path / "lock").write_text("")
+    monkeypatch.setattr(build_engine, "key_of", lambda request: {"commit": "c"})
+    end = build_engine.end_leftover
+
+    def ended(mark: str, boot: str) -> None:
+        if Path(mark).exists():
+            groups.append(json.loads(Path(mark).read_text())["group"])
+        end(mark, boot)
+
+    monkeypatch.setattr(build_engine, "end_leftover", ended)
+    request = {**build_engine.DEFAULTS, "src": str(tmp_path), "deps": "/d", "python": sys.executable}
+    request |= {"uv": str(tmp_path / "uv"), "lock": str(tmp_path / "lock"), "cache": str(tmp_path)}
+    request |= {"wheelhouse": str(tmp_path / "w"), "commit": "c", "repo": "r", "env": {"FAIL": fails}}
+    with pytest.raises(build_engine.Problem, match="ended with status 1"):
+        build_engine.bring_about(
+            {**request, "state": str(tmp_path / "b.json"), "boot": "b"}, build_engine.Reporter()
+        )
+    (number,) = groups
+    assert not (tmp_path / "b.json.group").exists()
+    deadline = time.monotonic() + 10
+    while build_engine.members(number) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert build_engine.members(number) == []
