@@ -7,7 +7,7 @@ import tomllib
 from typing import Any
 
 from tasks.digest import digest_of, digest_of_file
-from tasks.mirrors import picked
+from tasks.mirrors import others, picked
 from tasks.model.sources import need_clients
 from tasks.offline import bundle_of
 from tasks.paths import MINIFORGE, TOOLS_LOCK
@@ -197,6 +197,14 @@ def pinned_wheels(plan: Plan, wheels: list[PinnedWheel]) -> None:
     job(plan, "engine-files", key, argv, stdin=json.dumps(request), again=True, deadline=6 * 3600)
 
 
+def torch_indexes(plan: Plan, backend: str | None) -> list[str]:
+    """`torch_index`, then the others that were measured, for packages that have their hash already."""
+    first = torch_index(plan, backend)
+    if first is None or backend is None or plan.settings.torch_index_url:
+        return [first] if first else []
+    return [first, *(base + backend for base in others(plan, "torch_index_base"))]
+
+
 def torch_index(plan: Plan, backend: str | None) -> str | None:
     """The index of PyTorch's packages for a CUDA release (`cu130`): the site's, a measured one, its own."""
     if plan.settings.torch_index_url:
@@ -213,7 +221,8 @@ def install_locked(
     """Install a lock with hashes into an environment, as a detached job with progress.
 
     `lock` is a file of the shipped programs' folder, or an absolute path. With a bundle nothing else is
-    asked. With `again` the installed packages are looked at once more although the job was done.
+    asked. Where servers were measured, the others are asked for what the chosen ones do not have. With
+    `again` the installed packages are looked at once more although the job was done.
     """
     index = index_settings(plan)
     request = {
@@ -227,6 +236,8 @@ def install_locked(
     }
     if index["offline"]:
         request["extra_index_urls"] = []
+    elif not plan.settings.index_url:
+        request["extra_index_urls"] = [*request["extra_index_urls"], *others(plan, "index_url")]
     outcome = job(
         plan,
         name,

@@ -31,6 +31,20 @@ def picked(plan: Plan, name: str, default: Any) -> Any:
     return chosen.get(name) or default
 
 
+def others(plan: Plan, kind: str) -> list[str]:
+    """Servers of a kind that answered the measurement and were not chosen, the fastest first.
+
+    A mirror may answer and still lack what was published today.
+    """
+    receipt = plan.receipt("mirrors")
+    if plan.settings.mirrors != "auto" or receipt is None:
+        return []
+    rows = [row for row in (receipt.detail.get("measured") or {}).get(kind, []) if row["ok"]]
+    chosen = (receipt.detail.get("chosen") or {}).get(kind) or candidates()[kind]["candidates"][0]
+    bases = [str(row["base"]) for row in sorted(rows, key=lambda row: float(row["seconds"]))]
+    return [base for base in bases if base.rstrip("/") != chosen.rstrip("/")]
+
+
 def as_settings(chosen: dict[str, str | None]) -> dict[str, Any]:
     """A measurement's choices in the words of the settings; a kind's own server needs no word."""
     found: dict[str, Any] = {}

@@ -28,6 +28,7 @@ from tasks.env import (
     install_locked,
     pinned_wheels,
     torch_index,
+    torch_indexes,
     url_mirrors,
 )
 from tasks.jobs import Outcome, in_units
@@ -361,8 +362,8 @@ class SourceEngine:
 
     def _install_lock(self, name: str, lock: str, more: dict[str, object]) -> Done:
         plan = self.plan
-        torch = torch_index(plan, self.pins.torch_backend)
-        urls = [*([torch] if torch else []), *(plan.settings.extra_index_urls or [])]
+        torch = torch_indexes(plan, self.pins.torch_backend)
+        urls = [*torch, *(plan.settings.extra_index_urls or [])]
         return install_locked(
             plan,
             name,

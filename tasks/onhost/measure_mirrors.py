@@ -3,10 +3,11 @@
 
 Runs on the host with any Python >= 3.8, standard library only. With --stdin, one JSON object:
 
-    kinds    {KIND: {"probe": PATH, "candidates": [BASE, ...]}}    required
+    kinds    {KIND: {"probe": PATH, "candidates": [BASE, ...], "holds": TEXT}}    required
     bytes    how much of each answer is read at most (default 262144)
-    seconds  deadline of one answer (default 6)
+    seconds  deadline of all answers (default 6)
 
+An answer counts when `holds` is in what was read of it: a network's login page is fast, and no package index.
 Every candidate is asked at the same time. The first of a kind is its own server: another one is chosen only
 when that does not answer, or when the other is more than `MARGIN` times faster.
 
@@ -19,8 +20,9 @@ from __future__ import annotations
 import json
 import re
 import sys
+import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPException
 from typing import Any, Dict, List, Optional
 from urllib.request import Request, urlopen
 
@@ -32,25 +34,45 @@ def redact(text: str) -> str:
     return re.sub(r"(?<=://)[^/@\s]+(?=@)", "****", text)
 
 
-def measure(base: str, probe: str, size: int, deadline: float) -> Dict[str, Any]:
-    """Seconds until `size` bytes (or the whole answer) of one server were here."""
+def measure(row: Dict[str, Any], one: Dict[str, Any], size: int, deadline: float) -> None:
+    """Note in `row` the seconds until `size` bytes (or the whole answer) of one server were here."""
     began = time.monotonic()
-    row: Dict[str, Any] = {"base": base, "ok": False, "seconds": None, "why": None}
     try:
-        ask = Request(base + probe, headers={"User-Agent": "rackwright"})
+        ask = Request(row["base"] + one["probe"], headers={"User-Agent": "rackwright"})
         with urlopen(ask, timeout=deadline) as answer:
-            left = size
-            while left > 0:
-                block = answer.read(min(left, 32768))
+            content, length = b"", answer.headers.get("Content-Length")
+            most = size if length is None else min(size, int(length))
+            while len(content) < most:
+                block = answer.read1(min(most - len(content), 32768))
                 if not block:
                     break
-                left -= len(block)
-                if time.monotonic() - began > deadline:
-                    raise OSError("only %d bytes in %.0f s" % (size - left, deadline))
-        row.update(ok=True, seconds=round(time.monotonic() - began, 3))
-    except (OSError, ValueError) as error:
+                content += block
+                row["why"] = "only %d bytes in %.0f s" % (len(content), deadline)
+        if one["holds"].encode() in content:
+            row.update(ok=True, seconds=round(time.monotonic() - began, 3), why=None)
+        else:
+            row["why"] = "another page answers: %s" % content[:60].decode("utf-8", "replace")
+    except (OSError, ValueError, HTTPException) as error:
         row["why"] = redact(str(error))[:200]
-    return row
+
+
+def measure_all(kinds: Dict[str, Any], size: int, deadline: float) -> Dict[str, List[Dict[str, Any]]]:
+    """Every candidate's row, by kind, when all have answered or the time is over: nobody is waited for."""
+    rows: Dict[str, List[Dict[str, Any]]] = {kind: [] for kind in kinds}
+    threads = []
+    for kind, one in kinds.items():
+        for base in one["candidates"]:
+            why = "no answer in %.0f s" % deadline
+            row: Dict[str, Any] = {"base": base, "ok": False, "seconds": None, "why": why}
+            rows[kind].append(row)
+            threads.append(threading.Thread(target=measure, args=(row, one, size, deadline), daemon=True))
+    ends = time.monotonic() + deadline
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, ends - time.monotonic()))
+    # a late answer changes nothing any more
+    return {kind: [dict(row) for row in found] for kind, found in rows.items()}
 
 
 def choose(rows: List[Dict[str, Any]]) -> Optional[str]:
@@ -72,17 +94,16 @@ def main(arguments: List[str]) -> int:
         return 0 if arguments in (["-h"], ["--help"]) else 2
     try:
         request = json.loads(sys.stdin.read())
-        kinds = request["kinds"]
+        kinds = {
+            str(kind): {"probe": str(one["probe"]), "holds": str(one.get("holds", "")),
+                        "candidates": [str(base) for base in one["candidates"]]}
+            for kind, one in request["kinds"].items()
+        }  # fmt: skip
         size, deadline = int(request.get("bytes", 262144)), float(request.get("seconds", 6))
-        asked = [(kind, base) for kind, one in kinds.items() for base in one["candidates"]]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         print(json.dumps({"error": {"id": "usage", "what": str(error), "file": None, "fix": "see --help"}}))
         return 2
-    with ThreadPoolExecutor(max_workers=max(1, len(asked))) as pool:
-        rows = list(pool.map(lambda pair: measure(pair[1], kinds[pair[0]]["probe"], size, deadline), asked))
-    measured: Dict[str, List[Dict[str, Any]]] = {kind: [] for kind in kinds}
-    for (kind, _), row in zip(asked, rows):
-        measured[kind].append(row)
+    measured = measure_all(kinds, size, deadline)
     print(
         json.dumps(
             {"chosen": {kind: choose(found) for kind, found in measured.items()}, "measured": measured}

@@ -9,6 +9,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from tasks.onhost import fetch_files
 from tasks.onhost.measure_mirrors import choose
 
 ONHOST = Path(__file__).parents[3] / "tasks" / "onhost"
-CONTENT = bytes(range(256)) * 12_000
+CONTENT = b"pip-26.0.tar.gz" + bytes(range(256)) * 12_000
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
 
 
@@ -27,7 +28,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
     """What each path stands for.
 
     /whole, /wrong; /breaks ends the first answer after 1 MB, /drops every answer; /busy asks for a second's
-    patience once; /drips sends a few bytes at a time; /chunks breaks off within a chunk, once; else 404.
+    patience once; /drips sends a few bytes at a time; /chunks breaks off within a chunk, once; /login is the
+    page of a network's portal; /never-a-header goes on and on before its answer; else 404.
     """
 
     def log_message(self, format: str, *args: object) -> None:
@@ -35,6 +37,19 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.server.asked.append((self.path, self.headers.get("Range")))  # type: ignore[attr-defined]
+        self.path = self.path.partition("?")[0]
+        if self.path == "/login":
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"<html>Please log in to go to simple/pip/</html>")
+            return
+        if self.path == "/never-a-header":
+            with contextlib.suppress(OSError):
+                self.wfile.write(b"HTTP/1.0 200 OK\r\nX: ")
+                for _ in range(600):
+                    self.wfile.write(b"x")
+                    threading.Event().wait(0.1)
+            return
         if self.path not in ("/whole", "/breaks", "/wrong", "/drops", "/busy", "/drips", "/chunks"):
             self.send_error(404)
             return
@@ -249,20 +264,42 @@ def test_offline_and_missing_says_where_to_put_the_file(tmp_path: Path) -> None:
     assert str(tmp_path) in answer["error"]["fix"]
 
 
-def test_mirrors_are_measured_and_a_dead_one_is_not_chosen(server: Any) -> None:
-    kinds = {"index_url": {"probe": "whole", "candidates": ["http://127.0.0.1:9/", f"{server.url}/"]}}
+def measured(**kinds: Any) -> dict[str, Any]:
+    began = time.monotonic()
     done = subprocess.run(
         [sys.executable, str(ONHOST / "measure_mirrors.py"), "--stdin"],
-        input=json.dumps({"kinds": kinds, "seconds": 3}),
+        input=json.dumps({"kinds": kinds, "seconds": 2}),
         capture_output=True,
         text=True,
         timeout=30,
     )
-    answer = json.loads(done.stdout)
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return {**answer, "took": time.monotonic() - began}
+
+
+def test_mirrors_are_measured_and_a_dead_one_is_not_chosen(server: Any) -> None:
+    dead_one = "http://127.0.0.1:9/"
+    answer = measured(index_url={"probe": "whole", "candidates": [dead_one, f"{server.url}/"]})
     assert answer["chosen"] == {"index_url": f"{server.url}/"}
     dead, alive = answer["measured"]["index_url"]
     assert (dead["ok"], alive["ok"]) == (False, True)
     assert dead["why"]
+
+
+def test_a_login_page_is_fast_and_no_mirror(server: Any) -> None:
+    candidates = [f"{server.url}/whole?", f"{server.url}/login?"]
+    answer = measured(index_url={"probe": "simple/pip/", "candidates": candidates, "holds": "pip-"})
+    assert answer["chosen"] == {"index_url": candidates[0]}
+    assert "Please log in" in answer["measured"]["index_url"][1]["why"]
+
+
+@pytest.mark.parametrize("path", ["drips", "never-a-header"])
+def test_a_mirror_that_hardly_answers_holds_nobody_up(path: str, server: Any) -> None:
+    candidates = [f"{server.url}/whole?", f"{server.url}/{path}?"]
+    answer = measured(index_url={"probe": "pip/", "candidates": candidates})
+    assert answer["chosen"] == {"index_url": candidates[0]}
+    assert "2 s" in answer["measured"]["index_url"][1]["why"]
+    assert answer["took"] < 10  # it would go on for a minute
 
 
 def test_its_own_server_stays_unless_another_is_clearly_faster() -> None:

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from tasks import env
 from tasks.env import index_settings, torch_index, url_mirrors
+from tasks.jobs import Outcome
 from tasks.mirrors import MEASURE_SECONDS, Mirrors, as_settings, candidates, picked
 from tasks.plan import Plan
 from tasks.receipts import Receipt
@@ -80,9 +82,61 @@ def recorded(**settings: Any) -> Plan:
         "mirrors",
         Mirrors(plan).digest(),
         1.0,
-        {"chosen": as_settings(CHOSEN)},  # type: ignore[arg-type]
+        {"chosen": as_settings(CHOSEN), "measured": MEASURED},  # type: ignore[arg-type]
     )
     return plan
+
+
+def rows(*answers: tuple[str, float | None]) -> list[dict[str, Any]]:
+    return [{"base": base, "ok": seconds is not None, "seconds": seconds} for base, seconds in answers]
+
+
+MEASURED = {
+    "index_url": rows(
+        ("https://pypi.org/simple/", 3.0),
+        (CHOSEN["index_url"], 0.2),
+        ("https://mirrors.aliyun.com/pypi/simple/", 0.3),
+        ("https://mirrors.ustc.edu.cn/pypi/simple/", None),
+    ),
+    "torch_index_base": rows((CHOSEN["torch_index_base"], 0.2), ("https://download.pytorch.org/whl/", 2.0)),
+}
+
+
+@pytest.mark.parametrize(
+    ("settings", "extra"),
+    [
+        (
+            {"mirrors": "auto"},
+            ["https://more.test", "https://mirrors.aliyun.com/pypi/simple/", "https://pypi.org/simple/"],
+        ),
+        ({"mirrors": "auto", "index_url": "https://own.test/simple"}, ["https://more.test"]),
+        ({}, ["https://more.test"]),
+    ],
+    ids=["measured", "the site's own", "not measured"],
+)
+def test_what_the_chosen_index_lacks_the_others_that_answered_are_asked_for(
+    settings: dict[str, Any], extra: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def job(plan: Plan, name: str, key: str, argv: tuple[str, ...], **more: Any) -> Outcome:
+        asked.append(json.loads(more["stdin"]))
+        return Outcome(True, 1, {}, "")
+
+    monkeypatch.setattr(env, "job", job)
+    more = {"extra_index_urls": ["https://more.test"]}
+    env.install_locked(recorded(**settings), "engine", "key", "/e", "/l.lock", more)
+    assert asked[0]["extra_index_urls"] == extra
+
+
+def test_a_torch_that_the_mirror_lacks_is_asked_of_its_own_server() -> None:
+    mirror, own = "https://mirror.nju.edu.cn/pytorch/whl/cu130", "https://download.pytorch.org/whl/cu130"
+    assert env.torch_indexes(recorded(mirrors="auto"), "cu130") == [mirror, own]
+    assert env.torch_indexes(recorded(), "cu130") == [own]
+    assert env.torch_indexes(recorded(mirrors="auto", torch_index_url="https://t.test"), "cu130") == [
+        "https://t.test"
+    ]
+    assert env.torch_indexes(recorded(mirrors="auto"), None) == []
 
 
 def test_what_was_measured_is_used_and_not_measured_again() -> None:
