@@ -25,6 +25,7 @@ from tasks.compare import main as compare
 from tasks.interrupt import INTERRUPTED
 from tasks.mistakes import Mistakes, nearest
 from tasks.paths import DEPLOYS, INVENTORIES, ROOT, host_folder
+from tasks.streams import guard_streams
 from tasks.typed import remember, typed_from
 
 USAGE = 2
@@ -333,6 +334,7 @@ def show_help() -> None:
 
 def main() -> NoReturn:
     """Check, then go on as pyinfra: in this process, since starting another takes longer than the checks."""
+    guard_streams()
     argv = sys.argv[1:]
     if not argv or argv[0] in ("-h", "--help", "help"):
         show_help()

@@ -17,6 +17,7 @@ from tasks.mistakes import Mistakes
 from tasks.plan import Plan, looked, stop_host
 from tasks.remote import LostHost
 from tasks.report import write_index
+from tasks.streams import guard_streams, print_last
 from tasks.terminal import shape
 from tasks.typed import filled
 from tasks.unreachable import Unreachable, by_hand, reasons
@@ -41,6 +42,7 @@ def show_at_end() -> None:
     """Print the tables when this process ends; also when no host could be reached at all."""
     if not _results.registered:
         _results.registered = True
+        guard_streams()  # a run of plain pyinfra has not passed our guard
         atexit.register(_show)
 
 
@@ -104,7 +106,7 @@ def _show() -> None:
             _unreachable(host, why)
     for folder in {page.parent.parent for page in _results.pages.values()}:
         write_index(folder)
-    print(filled(_tables(*shape(sys.stdout))), flush=True)
+    print_last(filled(_tables(*shape(sys.stdout))))
 
 
 def _tables(width: int, colour: bool) -> str:

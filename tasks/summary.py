@@ -8,6 +8,7 @@ import json
 from tasks.plan import Plan
 from tasks.receipts import Receipt
 from tasks.steps import Done
+from tasks.streams import print_last
 from tasks.typed import filled
 
 
@@ -89,7 +90,7 @@ _last: list[str] = []
 def say_last(host: str, lines: list[str]) -> None:
     """Print lines when the run is over, below pyinfra's own results, on stdout: they are the result."""
     if not _last:
-        atexit.register(lambda: print("\n".join(_last), flush=True))
+        atexit.register(lambda: print_last("\n".join(_last)))
     _last.extend(["", f"{host}:", *map(filled, lines)])
 
 
