@@ -73,10 +73,10 @@ class Acceptance:
         outcome = job(
             plan,
             "acceptance",
-            # each asking is its own: an engine that failed may pass after it was mended
-            digest_of([self.digest(), plan.record.evidence["started"]]),
+            self.digest(),
             (python_of(plan), onhost(plan, "accept.py"), "--stdin"),
             verdict=True,
+            anew=True,  # an engine that failed may pass after it was mended
             stdin=json.dumps(request),
             deadline=DEADLINES[self.profile],
         )

@@ -13,7 +13,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tasks.remote import LostHost, Remote, quote, write_file
@@ -25,6 +25,7 @@ RATE_SECONDS = 60
 ESTIMATE_SECONDS = 10
 LOST_SECONDS = 600
 BUSY_SECONDS = 20
+REPLACED = "another run with other settings began its own"
 LOG_BYTES = 4000
 
 
@@ -66,7 +67,11 @@ class Progress:
 
 @dataclass(frozen=True)
 class Job:
-    """Work to do once: where its state lies, what it is, and for which inputs."""
+    """Work to do once: where its state lies, what it is, and for which inputs.
+
+    `inputs` is for work that is done anew at every asking, under a key of its own: what the keys of equal
+    askings begin with. One of them that runs is attached to.
+    """
 
     name: str
     folder: str
@@ -75,6 +80,7 @@ class Job:
     stdin: str = ""
     env: tuple[tuple[str, str], ...] = ()
     deadline: float = 6 * 3600
+    inputs: str = ""
 
 
 @dataclass(frozen=True)
@@ -239,20 +245,24 @@ def run_job(
     while True:
         answer = remote.run(start_script(job, program), stdin=job.stdin or "\n", timeout=90)
         word, _, rest = answer.stdout.strip().partition(" ")
-        if word != "busy" or clock() - began > BUSY_SECONDS:
+        if word == "other" and job.inputs and rest.startswith(job.inputs):
+            job = replace(job, key=rest)
+        elif word == "busy":
+            sleep(0.5)  # another controller is starting the same job this very moment
+        else:
             break
-        sleep(0.5)  # another controller is starting the same job this very moment
+        if clock() - began > BUSY_SECONDS:
+            break
     if word == "other":
-        return Outcome(
-            False, 0, {}, "", f"another {job.name} job is running for other inputs ({rest[:12]}); wait for it"
-        )
+        why = f"another run's {job.name} is at work here, for other inputs ({rest[:12]})"
+        return Outcome(False, 0, {}, "", f"{why}\nFix: wait until it ends (rackwright status INVENTORY)")
     if word == "busy":
         why = f"another run has been starting {job.name} for {BUSY_SECONDS} s; run again in two minutes"
         return Outcome(False, 0, {}, "", why)
     if word not in ("started", "attached", "done"):
-        return Outcome(
-            False, 0, {}, "", f"the job could not be started: {answer.stderr.strip() or answer.stdout}"
-        )
+        why = answer.stderr.strip() or answer.stdout
+        fix = "Fix: mend that on the host, then run this again"
+        return Outcome(False, 0, {}, "", f"the job could not be started: {why}\n{fix}")
     if word == "attached":
         say(f"{job.name}: already running on the host, attached to it")
     meter, shown, shown_at, lost_at, seen = Meter(), "", clock(), None, word in ("started", "attached")
@@ -273,6 +283,9 @@ def run_job(
             except LostHost:
                 sleep(5)
             continue
+        if now.state != "absent" and now.key != job.key:
+            # whoever may end a job of other inputs has, and then began its own in the same place
+            return cancelled_by(REPLACED, int(clock() - began), {}, "")
         if now.state == "absent" and seen:
             # nothing else takes a job's folder away
             return cancelled_by("uninstall", int(clock() - began), {}, "")

@@ -105,23 +105,18 @@ def bring_up(
     program = f"{plan.lib}/job.sh"
     folder = f"{plan.layout.jobs}/{JOB}"
     now = plan.state.jobs.get(JOB)
-    key = (
-        f"{inputs}-{secrets.token_hex(8)}"  # every bringing-up is its own; only a running one is attached to
-    )
-    if now is not None and now.state == "running":
-        if now.key.startswith(inputs):
-            key = now.key
-        else:
-            plan.remote.run(f"sh {quote(program)} cancel {quote(folder)}", timeout=60)
+    if now is not None and now.state == "running" and not now.key.startswith(inputs):
+        plan.remote.run(f"sh {quote(program)} cancel {quote(folder)}", timeout=60)
     deadline = spec.ready_seconds + plan.recipe.serve.warmup.seconds + spec.stop_seconds + SPARE_SECONDS
     deadline += int(put_back["service"]["ready_seconds"]) if put_back else 0
     job = Job(
         JOB,
         folder,
-        key,
+        f"{inputs}-{secrets.token_hex(8)}",
         (python_of(plan), onhost(plan, "bring_up.py")),
         stdin=json.dumps(request),
         deadline=deadline,
+        inputs=inputs,
     )
     outcome = run_job(
         plan.remote, program, job, lambda text: plan.say(text.replace(f"{JOB}:", "service:", 1))

@@ -5,6 +5,7 @@ A step decides (`unchanged`) and acts (`act`); this module is the pyinfra operat
 
 from __future__ import annotations
 
+import secrets
 import time
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -12,12 +13,13 @@ from typing import Any, Protocol
 from pyinfra import host as current_host
 from pyinfra.api import FunctionCommand, operation
 
-from tasks.jobs import Job, Outcome, in_time, log_lines, run_job
+from tasks.jobs import Job, JobState, Outcome, in_time, log_lines, run_job
 from tasks.plan import Plan, Stop
 from tasks.receipts import Artifact, Receipt
 from tasks.remote import LostHost, quote
 from tasks.state import HostState
 
+LEFT_SECONDS = 3600
 GONE = "rackwright was uninstalled on this host meanwhile\nFix: rackwright site INVENTORY"
 
 
@@ -158,14 +160,21 @@ def job(
     *,
     verdict: bool = False,
     again: bool = False,
+    anew: bool = False,
     **more: Any,
 ) -> Outcome:
     """Run a detached job of this plan and return its outcome. Raises StepFailed when it failed.
 
     The program's own error document (`{"error": {"what", "fix"}}`) is what the person reads. With
     `verdict`, a program that ends with 1 and a verdict has done its work: the caller judges. With `again`
-    a job that was done is run once more (it is cheap then), since what it made may be gone.
+    a job that was done is run once more (it is cheap then), since what it made may be gone. With `anew` every
+    asking is a job of its own; what an earlier run left at work or unfetched (Ctrl-C, a dead controller) is
+    taken up.
     """
+    if anew:
+        more["inputs"] = key
+        left = plan.state.jobs.get(name)
+        key = left.key if left and is_left(left, key) else f"{key}-{secrets.token_hex(4)}"
     work = Job(name, f"{plan.layout.jobs}/{name}", key, argv, **more)
     plan.jobs_used.append(name)
     if again:
@@ -175,11 +184,18 @@ def job(
         return outcome
     problems = problems_of(outcome.result)
     if not problems:
-        raise StepFailed(f"{outcome.why}\nLog on the host: {work.folder}/log", log_lines(outcome.log, 20))
+        where = "" if outcome.cancelled else f"\nLog on the host: {work.folder}/log"
+        raise StepFailed(f"{outcome.why}{where}", log_lines(outcome.log, 20))
     first, *others = problems
     also = "".join(f"\nAlso: {line}" for line, _ in others[:7])
     also += f"\nand {len(others) - 7} more: {work.folder}/result" if len(others) > 7 else ""
     raise StepFailed(f"{first[0]}{also}\nFix: {first[1]}", log_lines(outcome.log, 8))
+
+
+def is_left(job: JobState, inputs: str) -> bool:
+    """A job of these inputs that runs, or ended well within the hour: later, what it found is old."""
+    ended = job.rc == 0 and (job.now or 0) - (job.ended or 0) < LEFT_SECONDS
+    return job.key.startswith(inputs) and (job.state == "running" or ended)
 
 
 def problems_of(result: dict[str, Any]) -> list[tuple[str, str]]:

@@ -61,6 +61,10 @@ run)
 start)
     dir=$2 key=$3 tag=$4 unit=${5:-}
     mkdir -p "$dir" && cd "$dir" || exit 1
+    cannot_write() {
+        echo "$dir cannot be written: $(df -P . | awk 'END { print $4 " kB are free on " $6 }')" >&2
+        exit 1
+    }
     # A start once begun is ended, also when nobody is left to read its answer: without a trap the shell would
     # die of that (SIGPIPE) with its lock in place. The handler is not inherited, so the job has none.
     trap : HUP INT PIPE TERM
@@ -103,8 +107,8 @@ start)
     rm -f rc ended pid boot start init since again result cancelled
     [ -f log ] && mv -f log log.1
     : >log
-    { printf '%8s' '' >rc.new && printf '%16s' '' >ended && printf '%65536s' '' >result; } || exit 1
-    printf %s "$key" >key || exit 1
+    { printf '%8s' '' >rc.new && printf '%16s' '' >ended && printf '%65536s' '' >result; } 2>/dev/null || cannot_write
+    printf %s "$key" 2>/dev/null >key || cannot_write
     date +%s >started
     uptime_now >since
     # a system unit would know nothing of the session's proxies and certificates

@@ -9,6 +9,8 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any, cast
@@ -20,15 +22,18 @@ from tasks.jobs import (
     Job,
     JobState,
     Meter,
+    Outcome,
     Progress,
     in_time,
     last_progress,
     outcome_of,
     parse_status,
     run_job,
+    start_script,
     status,
 )
 from tasks.remote import LostHost, Remote, Result
+from tasks.steps import is_left
 
 tags = count(1)
 JOB_SH = str(Path(__file__).parents[3] / "tasks" / "onhost" / "job.sh")
@@ -387,3 +392,68 @@ def test_a_start_that_never_ends_is_told(tmp_path: Path) -> None:
     )
     assert not outcome.ok
     assert outcome.why == "another run has been starting build for 20 s; run again in two minutes"
+
+
+def asked_anew(folder: Path, inputs: str, asking: str, command: str, said: list[str]) -> Outcome:
+    job = Job("bench", str(folder), f"{inputs}-{asking}", ("sh", "-c", command), inputs=inputs)
+    return run_job(cast(Remote, Here()), JOB_SH, job, said.append, sleep=lambda seconds: time.sleep(0.05))
+
+
+def test_the_same_asking_again_attaches_to_the_one_that_runs(tmp_path: Path) -> None:
+    said: list[str] = []
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(asked_anew, tmp_path, "abc", "1", "sleep 2; echo '{\"by\": 1}'", said)
+        while not (tmp_path / "pid").exists():
+            time.sleep(0.01)
+        second = asked_anew(tmp_path, "abc", "2", "echo '{\"by\": 2}'", said)
+        assert (first.result().result, second.result) == ({"by": 1}, {"by": 1})
+    assert said == ["bench: already running on the host, attached to it"]
+    assert asked_anew(tmp_path, "abc", "3", "echo '{\"by\": 3}'", said).result == {"by": 3}
+
+
+def test_a_run_whose_job_another_replaced_does_not_take_its_result(tmp_path: Path) -> None:
+    other = Job("bench", str(tmp_path), "def-1", ("true",))
+
+    def between_two_looks(seconds: float) -> None:
+        script = f"sh {JOB_SH} cancel {tmp_path}; {start_script(other, JOB_SH)}"
+        assert Here().run(script, stdin="\n").stdout == "started\n"
+
+    first = Job("bench", str(tmp_path), "abc-1", ("sleep", "30"))
+    outcome = run_job(cast(Remote, Here()), JOB_SH, first, lambda text: None, sleep=between_two_looks)
+    assert (outcome.ok, outcome.cancelled) == (False, True)
+    assert outcome.why == "it was cancelled on the host (another run with other settings began its own)"
+
+
+def test_inputs_of_others_are_refused_with_what_to_do(tmp_path: Path) -> None:
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(asked_anew, tmp_path, "abc", "1", "sleep 2", [])
+        while not (tmp_path / "pid").exists():
+            time.sleep(0.01)
+        outcome = asked_anew(tmp_path, "def", "1", "true", [])
+        assert outcome.why == (
+            "another run's bench is at work here, for other inputs (abc-1)\n"
+            "Fix: wait until it ends (rackwright status INVENTORY)"
+        )
+        assert first.result().ok
+
+
+def test_a_result_that_nobody_fetched_is_taken_for_an_hour() -> None:
+    ended = JobState("done", "abc-1", 0, 100, 200, 300, "", "")
+    assert is_left(ended, "abc")
+    assert not is_left(ended, "def")
+    assert not is_left(replace(ended, now=4000), "abc")
+    assert not is_left(replace(ended, rc=1), "abc")
+    assert is_left(replace(ended, state="running", rc=None, now=99999), "abc")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system of 16 kB")
+def test_a_full_disk_is_named_where_a_job_begins(job: OnHost) -> None:
+    job.folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "none", job.folder], check=True)
+    try:
+        full = subprocess.run(job.argv("k1", "true"), capture_output=True, text=True, timeout=30)
+        assert f"{job.folder} cannot be written: " in full.stderr
+        assert f"kB are free on {job.folder}" in full.stderr
+        assert full.returncode == 1
+    finally:
+        subprocess.run(["umount", job.folder], check=True)
