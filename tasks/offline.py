@@ -93,11 +93,14 @@ def _on_host(plan: Plan, path: str) -> HostBundle | None:
     if not found.stdout.strip():
         return None
     manifest = read_manifest(base64.b64decode(found.stdout).decode("utf-8", "replace"), path)
-    return HostBundle(path, manifest, _built(plan, path))
+    return HostBundle(path, manifest, _built(plan, path, manifest))
 
 
-def _built(plan: Plan, root: str) -> tuple[Entry, ...]:
-    return tuple(parse_list(plan.remote.run(list_script(f"{root}/built")).stdout))
+def _built(plan: Plan, root: str, manifest: dict[str, Any]) -> tuple[Entry, ...]:
+    """Finished builds of this bundle; an earlier one may have left others."""
+    found = parse_list(plan.remote.run(list_script(f"{root}/built")).stdout)
+    paths = {str(item["path"]) for item in manifest["files"]}
+    return tuple(entry for entry in found if f"built/{entry.id}/{entry.wheel}" in paths)
 
 
 def _sent(plan: Plan, here: Path) -> HostBundle:
@@ -109,15 +112,17 @@ def _sent(plan: Plan, here: Path) -> HostBundle:
         )
     manifest = read_manifest((here / MANIFEST).read_text("utf-8"), str(here))
     dest = f"{plan.layout.root}/cache/bundle"
-    stamp = f"{dest}/.whole-{digest_of_file(here / MANIFEST)[:16]}-{plan.route}"
-    if not plan.remote.run(f"[ -f {quote(stamp)} ]").ok:
-        wanted = [item for item in manifest["files"] if item["part"] in PARTS[plan.route]]
+    mark = f".whole-{digest_of_file(here / MANIFEST)[:16]}"
+    stamp = f"{dest}/{mark}-{plan.route}"
+    wanted = [item for item in manifest["files"] if item["part"] in PARTS[plan.route]]
+    there = _there(plan, dest, mark)
+    if f"{mark}-{plan.route}" not in there or _missing(wanted, there):
         plan.say(
             f"bundle: sending {len(wanted)} files,"
             f" {in_units(sum(int(item['bytes']) for item in wanted), 'bytes')}"
         )
         try:
-            _send_all(plan, here, dest, wanted)
+            _send_all(plan, here, dest, wanted, there)
         except (NotShipped, OSError) as failure:
             raise Stop(
                 f"the bundle does not arrive whole: {failure}\nFix: make it anew, then run again"
@@ -128,18 +133,44 @@ def _sent(plan: Plan, here: Path) -> HostBundle:
         )
         if not done.ok:
             raise Stop(f"cannot write {dest}: {done.stderr.strip()}\nFix: free space there")
-    return HostBundle(dest, manifest, _built(plan, dest))
+    return HostBundle(dest, manifest, _built(plan, dest, manifest))
 
 
-def _send_all(plan: Plan, here: Path, dest: str, wanted: list[dict[str, Any]]) -> None:
-    """Large files one by one, small ones together; what is there already with its size is only hashed."""
+def _there(plan: Plan, dest: str, mark: str) -> dict[str, int]:
+    """Sizes of the files of a bundle on the host. Stamps of other bundles than `mark` go."""
     listed = plan.remote.run(
-        f"mkdir -p {quote(dest)} && cd {quote(dest)} && find . -type f -printf '%s %P\\n'", timeout=120
+        f"mkdir -p {quote(dest)} && cd {quote(dest)}"
+        f" && find . -maxdepth 1 -name '.whole-*' ! -name {quote(mark + '-*')} -exec rm -f {{}} +"
+        " && find . -type f -printf '%s %P\\n'",
+        timeout=120,
     )
-    there = dict(line.split(" ", 1)[::-1] for line in listed.stdout.splitlines() if " " in line)
+    if not listed.ok:
+        raise Stop(f"cannot write {dest}: {listed.stderr.strip()}\nFix: free space there")
+    sizes = [line.split(" ", 1) for line in listed.stdout.splitlines()]
+    return {path: int(size) for size, path in sizes}
+
+
+def _missing(wanted: list[dict[str, Any]], there: dict[str, int]) -> list[dict[str, Any]]:
+    """What is not there with its size."""
+    return [item for item in wanted if there.get(str(item["path"])) != int(item["bytes"])]
+
+
+def _send_all(plan: Plan, here: Path, dest: str, wanted: list[dict[str, Any]], there: dict[str, int]) -> None:
+    """Send what is not there with its size, hash everything, send once more what is another file."""
+    _send(plan, here, dest, _missing(wanted, there))
+    wrong = _wrong(plan, dest, wanted)
+    if wrong:
+        _send(plan, here, dest, [item for item in wanted if item["path"] in wrong])
+        wrong = _wrong(plan, dest, [item for item in wanted if item["path"] in wrong])
+    if wrong:
+        plan.remote.run(f"cd {quote(dest)} && rm -f " + " ".join(quote(path) for path in sorted(wrong)))
+        raise NotShipped(f"{', '.join(sorted(wrong)[:5])}: not the bytes that the manifest names")
+
+
+def _send(plan: Plan, here: Path, dest: str, items: list[dict[str, Any]]) -> None:
+    """Large files one by one, small ones together. Raises NotShipped, OSError."""
     group: dict[str, tuple[bytes, int]] = {}
-    sums: list[str] = []
-    for item in [*sorted(wanted, key=lambda item: int(item["bytes"])), None]:
+    for item in [*sorted(items, key=lambda item: int(item["bytes"])), None]:
         size = sum(len(content) for content, _ in group.values())
         if group and (item is None or size + int(item["bytes"]) > SMALL):
             done = plan.remote.run(
@@ -151,18 +182,21 @@ def _send_all(plan: Plan, here: Path, dest: str, wanted: list[dict[str, Any]]) -
         if item is None:
             break
         path = str(item["path"])
-        sums.append(f"{item['sha256']}  {path}")
-        if there.get(path) == str(item["bytes"]):
-            continue
         if int(item["bytes"]) > SMALL:
             send_file(plan.remote, here / path, f"{dest}/{path}", str(item["sha256"]), plan.say)
         else:
             group[path] = ((here / path).read_bytes(), 0o644)
-    wrong = plan.remote.run(
-        f"cd {quote(dest)} && sha256sum --check --quiet - 2>&1 | sed -n 's/: FAILED.*//p' | head -n 5",
-        stdin="\n".join(sums) + "\n",
+
+
+def _wrong(plan: Plan, dest: str, items: list[dict[str, Any]]) -> set[str]:
+    """Paths whose bytes on the host are not the manifest's. Raises NotShipped when that cannot be told."""
+    done = plan.remote.run(
+        f"cd {quote(dest)} && sha256sum --check --quiet - 2>&1",
+        stdin="".join(f"{item['sha256']}  {item['path']}\n" for item in items),
         timeout=3600,
-    ).stdout.split()
-    if wrong:
-        plan.remote.run(f"cd {quote(dest)} && rm -f " + " ".join(quote(path) for path in wrong))
-        raise NotShipped(f"{', '.join(wrong)}: not the bytes that the manifest names")
+    )
+    lines = [line.rpartition(": FAILED")[0] for line in done.stdout.splitlines()]
+    wrong = {line for line in lines if line}
+    if not done.ok and not wrong:
+        raise NotShipped(f"it cannot be hashed on {plan.name}: {(done.stdout or done.stderr).strip()[-200:]}")
+    return wrong

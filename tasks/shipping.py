@@ -7,13 +7,13 @@ with sudo, and without an SFTP server. A file gets its name only when its SHA-25
 from __future__ import annotations
 
 import base64
-import hashlib
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from pyinfra.connectors.local import LocalConnector
 
+from tasks.digest import digest_of_file
 from tasks.jobs import SHOW_SECONDS, in_units
 from tasks.remote import LostHost, Remote, quote
 
@@ -69,10 +69,10 @@ class Progress:
 def send_file(remote: Remote, local: Path, dest: str, sha256: str, say: Callable[[str], None]) -> bool:
     """Have `local` at `dest` on the host, with this SHA-256. Returns whether anything was sent.
 
-    Raises NotShipped or LostHost. An interrupted transfer goes on where it was.
+    Raises NotShipped or LostHost. An interrupted transfer of these bytes goes on where it was.
     """
     size = local.stat().st_size
-    part = dest + ".part"
+    part = f"{dest}.{sha256[:12]}.part"
     folder = quote(dest.rsplit("/", 1)[0])
     look = (
         f"mkdir -p {folder} || exit 1; if [ -f {quote(dest)} ]; then echo whole $(sha256sum {quote(dest)});"
@@ -81,35 +81,44 @@ def send_file(remote: Remote, local: Path, dest: str, sha256: str, say: Callable
     words = _patiently(remote, look, None, 1800).split()
     if words[0] == "whole" and words[1] == sha256:
         return False
-    if is_local(remote):
-        _patiently(remote, f"cp -f {quote(str(local))} {quote(part)}", None, 3600)
-    else:
-        done = int(words[1]) if words[0] == "part" else 0
-        done = done if done <= size else 0
-        progress = Progress(say, f"sending {local.name}", size)
-        with local.open("rb") as stream:
-            while done < size or size == 0:
-                stream.seek(done)
-                piece = stream.read(PIECE)
-                # cut to where this piece begins: the same piece may come twice after a broken line
-                script = (
-                    f"touch {quote(part)} && truncate -s {done} {quote(part)} && base64 -d >>{quote(part)}"
-                )
-                _patiently(remote, script, base64.encodebytes(piece).decode(), 900)
-                done += len(piece)
-                progress.at(done)
-                if not piece:
-                    break
-    script = (
+    done = int(words[1]) if words[0] == "part" and int(words[1]) <= size else 0
+    settle = (
         f'got=$(sha256sum {quote(part)} | cut -d" " -f1); [ "$got" = {sha256} ] ||'
         f' {{ rm -f {quote(part)}; echo "it arrived with SHA-256 $got" >&2; exit 1; }};'
         f" chmod 644 {quote(part)} && mv -f {quote(part)} {quote(dest)}"
+        # of what had the name before
+        f" && rm -f {quote(dest)}.part {quote(dest)}.????????????.part"
     )
-    try:
-        _patiently(remote, script, None, 1800)
-    except NotShipped as failure:
-        raise NotShipped(f"{local}: expected SHA-256 {sha256}, {failure}") from failure
+    for begin in [done, 0] if done else [0]:
+        if is_local(remote):
+            _patiently(remote, f"cp -f {quote(str(local))} {quote(part)}", None, 3600)
+        else:
+            _send_pieces(remote, local, part, begin, Progress(say, f"sending {local.name}", size))
+        try:
+            _patiently(remote, settle, None, 1800)
+            return True
+        except NotShipped as failure:
+            # a beginning that was there already may have been cut or changed: once more without it
+            if begin == 0:
+                raise NotShipped(f"{local}: expected SHA-256 {sha256}, {failure}") from failure
     return True
+
+
+def _send_pieces(remote: Remote, local: Path, part: str, done: int, progress: Progress) -> None:
+    """Send what comes after the first `done` bytes. Raises NotShipped or LostHost."""
+    with local.open("rb") as stream:
+        while True:
+            stream.seek(done)
+            piece = stream.read(PIECE)
+            if done and not piece:
+                return
+            # cut to where this piece begins: the same piece may come twice after a broken line
+            script = f"touch {quote(part)} && truncate -s {done} {quote(part)} && base64 -d >>{quote(part)}"
+            _patiently(remote, script, base64.encodebytes(piece).decode(), 900)
+            done += len(piece)
+            progress.at(done)
+            if not piece:
+                return
 
 
 def fetch_file(
@@ -119,10 +128,10 @@ def fetch_file(
 
     Raises NotShipped or LostHost.
     """
-    if local.is_file() and _sha256(local) == sha256:
+    if local.is_file() and digest_of_file(local) == sha256:
         return False
     local.parent.mkdir(parents=True, exist_ok=True)
-    part = local.with_name(local.name + ".part")
+    part = local.with_name(f"{local.name}.{sha256[:12]}.part")
     progress = Progress(say, f"fetching {local.name}", size)
     done = min(part.stat().st_size, size) // PIECE * PIECE if part.is_file() else 0
     with part.open("r+b" if part.is_file() else "w+b") as stream:
@@ -138,13 +147,8 @@ def fetch_file(
             stream.write(piece)
             done += len(piece)
             progress.at(done)
-    if (got := _sha256(part)) != sha256:
+    if (got := digest_of_file(part)) != sha256:
         part.unlink()
         raise NotShipped(f"{path}: expected SHA-256 {sha256}, it arrived with {got}")
     part.replace(local)
     return True
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -211,9 +211,10 @@ class SourceEngine:
             for name, digest in sums_of(entry).items():
                 send_file(plan.remote, Path(entry.place) / name, f"{dest}/{name}", digest, plan.say)
         except NotShipped as failure:
-            raise StepFailed(
-                f"{failure}\nFix: remove {entry.place} and run: rackwright build INVENTORY --limit HOST"
-            ) from failure
+            sums = sums_of(entry)
+            whole = all(digest_of_file(Path(entry.place) / name) == sums[name] for name in sums)
+            anew = f"remove {entry.place} and run: rackwright build INVENTORY --limit HOST"
+            raise StepFailed(f"{failure}\nFix: {'run again' if whole else anew}") from failure
         return replace(entry, place=dest)
 
     # -- build ---------------------------------------------------------------------------------
