@@ -71,12 +71,14 @@ def parse_entry(place: str, text: str) -> Entry | None:
 def differences(entry: Entry, wanted: dict[str, str], env: dict[str, str]) -> list[str]:
     """Why an entry is not for this host: `glibc: built with 2.36, here 2.31`. Empty when it fits.
 
-    `wanted` holds what is known of the host; torch is not, since the entry's own lock brings it.
+    `wanted` holds what is known of the host; torch is not, since the entry's own lock brings it. A compiler
+    of a newer release of the CUDA that is wanted fits, as it does in preflight and for the build.
     """
     found = [
         f"{MEANING.get(name, name)}: built with {entry.key.get(name)}, here {value}"
         for name, value in wanted.items()
         if entry.key.get(name) != value
+        and not (name == "cuda" and newer_of_major(entry.key.get(name, ""), value))
     ]
     changed = sorted(name for name in entry.env.keys() | env.keys() if entry.env.get(name) != env.get(name))
     found += [
@@ -84,6 +86,15 @@ def differences(entry: Entry, wanted: dict[str, str], env: dict[str, str]) -> li
         for name in changed
     ]
     return found
+
+
+def newer_of_major(release: str, wanted: str) -> bool:
+    """A release of the wanted one's major, and newer: 13.2 for 13.0."""
+    try:
+        have, least = (tuple(map(int, one.split("."))) for one in (release, wanted))
+    except ValueError:
+        return False
+    return have[0] == least[0] and have > least
 
 
 def choose(

@@ -11,7 +11,7 @@ Runs on the host with any Python >= 3.8, standard library only. With --stdin, on
     source             the answer of fetch_source.py, for the provenance
     env                the build's environment variables                                            required
     cuda_home          CUDA's folder; nvcc there must be of `cuda_toolkit` (null: nothing of CUDA is built)
-    cuda_toolkit       "13.0"
+    cuda_toolkit       "13.0": the least release of that major
     max_jobs, nvcc_threads  what a person chose, instead of computing it
     bytes_per_job      memory of one compiler process (default 5 GiB: nvcc on attention kernels)
     cache              folder for ccache or sccache
@@ -22,7 +22,7 @@ Objects that are built stay built: ninja goes on where a killed build was. A bui
 is recognized (the kernel's counters, the compiler's last words) and goes on with half the jobs.
 
 The result is WHEELHOUSE/KEY/: the wheel, engine.lock, build.log, provenance.json (written last). KEY is the
-digest of commit, torch, CUDA, arch list, Python, glibc and machine.
+digest of commit, torch, nvcc's CUDA, arch list, Python, glibc and machine.
 
 stdout: {"key": {...}, "id", "wheel": {"file", "sha256", "bytes"}, "folder", "jobs", "tries", "seconds",
 "changed"} or {"error": {"id", "what", "file", "fix"}} with exit status 1. Ids: usage (status 2), memory,
@@ -48,6 +48,8 @@ from typing import Any, Callable, Dict, List, NamedTuple, NoReturn, Optional, Tu
 
 GIB = 1 << 30
 BYTES_PER_JOB = 5 * GIB  # vLLM's kernels take nvcc 4 to 6 GB (vLLM issues on MAX_JOBS)
+# from so many times the room on, what ran out of memory before may be tried again
+MORE_ROOM = 1.5
 # in the environment of a build's processes: whose they are
 TOKEN = "RACKWRIGHT_BUILD"
 STEP = re.compile(r"\[(\d+)/(\d+)\]\s*(.*)")
@@ -217,8 +219,11 @@ class History:
         tries: List[Dict[str, Any]] = self.data["tries"]
         return tries
 
-    def at_most(self, kills_now: int) -> Optional[int]:
-        """Jobs that memory allowed, from tries that ran out of it; also one that died without a word."""
+    def at_most(self, kills_now: int, room: int, chosen: Optional[int]) -> Optional[int]:
+        """Jobs that memory allowed, from tries that ran out of it; also one that died without a word.
+
+        That says nothing where there is much more room by now, or a person has chosen another number since.
+        """
         if self.tries and self.tries[-1]["ended"] is None:
             last = self.tries[-1]
             more = last["boot"] == self.boot and kills_now > last["kills"]
@@ -227,16 +232,17 @@ class History:
             self.save()
         for one in reversed(self.tries):
             if one["ended"] == "memory":
-                return fewer(one["jobs"]) or 1
+                other = room > one["room"] * MORE_ROOM or chosen not in (None, one.get("chosen"))
+                return None if other else fewer(one["jobs"]) or 1
             if one["ended"] == "done":
                 return None
         return None
 
-    def begin(self, jobs: Jobs, kills: int, room: int) -> Dict[str, Any]:
-        """A new try, on record before it starts."""
+    def begin(self, jobs: Jobs, kills: int, room: int, chosen: Optional[int]) -> Dict[str, Any]:
+        """A new try, on record before it starts; `chosen` is what a person asked for."""
         one = {
             "boot": self.boot, "jobs": jobs.jobs, "threads": jobs.threads, "kills": kills, "room": room,
-            "low": room, "started": int(time.time()), "ended": None,
+            "low": room, "chosen": chosen, "started": int(time.time()), "ended": None,
         }  # fmt: skip
         self.data["tries"] = [*self.tries[-20:], one]
         self.save()
@@ -415,8 +421,8 @@ json.dump({"python": "%d.%d" % sys.version_info[:2], "torch": version("torch"), 
 """
 
 
-def key_of(request: Dict[str, Any]) -> Dict[str, str]:
-    """What a host must have in common with this one to use the wheel."""
+def key_of(request: Dict[str, Any], release: Optional[str]) -> Dict[str, str]:
+    """What a host must have in common with this one to use the wheel. `release` is nvcc's."""
     done = subprocess.run(
         [request["python"], "-c", PROBE], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=False
     )
@@ -427,7 +433,7 @@ def key_of(request: Dict[str, Any]) -> Dict[str, str]:
     return {
         "commit": request["commit"],
         "torch": seen["torch"] or "none",
-        "cuda": request["cuda_toolkit"] or seen["cuda"] or "none",
+        "cuda": release or request["cuda_toolkit"] or seen["cuda"] or "none",
         "arch": env.get("TORCH_CUDA_ARCH_LIST") or env.get("VLLM_TARGET_DEVICE") or "none",
         "python": seen["python"],
         "glibc": seen["libc"].split()[-1] if seen["libc"] else "none",
@@ -435,11 +441,20 @@ def key_of(request: Dict[str, Any]) -> Dict[str, str]:
     }
 
 
-def check_cuda(request: Dict[str, Any]) -> None:
-    """nvcc is there, and of the release that torch was built for: mixing two fails hours later."""
+def version_of(release: str) -> Tuple[int, ...]:
+    """A release as numbers that compare."""
+    return tuple(int(part) for part in release.split("."))
+
+
+def check_cuda(request: Dict[str, Any]) -> Optional[str]:
+    """nvcc's release; None where nothing of CUDA is built.
+
+    It has to be of the major that torch was built for, since mixing two fails hours later, and no older than
+    what the recipe names. A newer one of that major is taken, as preflight does, and is part of the key.
+    """
     home, wanted = request["cuda_home"], request["cuda_toolkit"]
     if not home:
-        return
+        return None
     nvcc = os.path.join(home, "bin", "nvcc")
     try:
         text = subprocess.run(
@@ -449,11 +464,14 @@ def check_cuda(request: Dict[str, Any]) -> None:
         fix = "install CUDA toolkit %s, or set CUDA_HOME in the recipe's env" % wanted
         raise Problem("cuda", "no working nvcc: %s" % error, fix, nvcc) from error
     found = re.search(r"release (\d+\.\d+)", text)
-    if wanted and (not found or found[1].split(".")[0] != wanted.split(".")[0]):
+    release = found[1] if found else "0.0"
+    fits = not wanted or version_of(release)[0] == version_of(wanted)[0]
+    if not fits or (wanted and version_of(release) < version_of(wanted)):
         what = "nvcc is of CUDA %s, this build is for CUDA %s" % (found[1] if found else "?", wanted)
         raise Problem(
             "cuda", what, "install CUDA toolkit %s beside it and point CUDA_HOME there" % wanted, nvcc
         )
+    return release
 
 
 def build_env(request: Dict[str, Any], jobs: Jobs) -> Dict[str, str]:
@@ -500,8 +518,7 @@ def finished(folder: str, inputs: str) -> Optional[Dict[str, Any]]:
 def bring_about(request: Dict[str, Any], report: Reporter) -> Dict[str, Any]:
     """Build, or find it built; the answer document."""
     began = time.monotonic()
-    check_cuda(request)
-    key = key_of(request)
+    key = key_of(request, check_cuda(request))
     name = digest_of(key)[:16]
     lock_sha256 = sha256_of(request["lock"])
     inputs = digest_of([key, lock_sha256, request["env"]])
@@ -517,7 +534,8 @@ def bring_about(request: Dict[str, Any], report: Reporter) -> Dict[str, Any]:
     log = request["state"] + ".log"
     groups = cgroup_paths(open("/proc/self/cgroup", encoding="ascii").read())
     history = History(request["state"], request["boot"], inputs)
-    at_most = history.at_most(oom_kills(groups))
+    chosen = request["max_jobs"]
+    at_most = history.at_most(oom_kills(groups), memory_room(groups), chosen)
     if at_most is None or not os.path.exists(log):
         open(log, "wb").close()
     token = os.urandom(16).hex()
@@ -539,7 +557,7 @@ def bring_about(request: Dict[str, Any], report: Reporter) -> Dict[str, Any]:
         )
         tries += 1
         kills = oom_kills(groups)
-        one = history.begin(jobs, kills, room)
+        one = history.begin(jobs, kills, room, chosen)
         saved = [time.monotonic()]
 
         def watch(one: Dict[str, Any] = one, saved: List[float] = saved) -> None:

@@ -63,10 +63,10 @@ def test_a_try_that_died_without_a_word_counts_as_memory_only_with_evidence(tmp_
     def tried(boot: str, kills_then: int, low: int, kills_now: int) -> int | None:
         history = History(str(tmp_path / "s.json"), "b1", "inputs")
         history.data["tries"] = []
-        one = history.begin(Jobs(4, 1, ""), kills_then, 100 * GIB)
+        one = history.begin(Jobs(4, 1, ""), kills_then, 100 * GIB, None)
         one["low"], one["boot"] = low, boot
         history.save()
-        return History(str(tmp_path / "s.json"), "b1", "inputs").at_most(kills_now)
+        return History(str(tmp_path / "s.json"), "b1", "inputs").at_most(kills_now, 100 * GIB, None)
 
     assert tried("b1", 3, 50 * GIB, 3) is None
     assert tried("b1", 3, 50 * GIB, 4) == 2
@@ -76,18 +76,35 @@ def test_a_try_that_died_without_a_word_counts_as_memory_only_with_evidence(tmp_
 
 def test_other_inputs_begin_a_new_history(tmp_path: Path) -> None:
     history = History(str(tmp_path / "s.json"), "b", "one")
-    history.begin(Jobs(8, 1, ""), 0, GIB)["ended"] = "memory"
+    history.begin(Jobs(8, 1, ""), 0, GIB, None)["ended"] = "memory"
     history.save()
-    assert History(str(tmp_path / "s.json"), "b", "one").at_most(0) == 4
-    assert History(str(tmp_path / "s.json"), "b", "two").at_most(0) is None
+    assert History(str(tmp_path / "s.json"), "b", "one").at_most(0, GIB, None) == 4
+    assert History(str(tmp_path / "s.json"), "b", "two").at_most(0, GIB, None) is None
+
+
+def test_what_memory_taught_holds_for_that_room_and_that_choice(tmp_path: Path) -> None:
+    """The same inventory run again does not run out of memory again; what somebody changed since is tried."""
+
+    def learnt(chosen: int | None, room: int, chosen_now: int | None) -> int | None:
+        history = History(str(tmp_path / "s.json"), "b", str(chosen))
+        history.data["tries"] = []
+        history.begin(Jobs(8, 1, ""), 0, 8 * GIB, chosen)["ended"] = "memory"
+        return history.at_most(0, room, chosen_now)
+
+    assert learnt(None, 8 * GIB, None) == 4
+    assert learnt(None, 10 * GIB, None) == 4
+    assert learnt(None, 512 * GIB, None) is None
+    assert learnt(8, 8 * GIB, 8) == 4
+    assert learnt(8, 8 * GIB, 6) is None
+    assert learnt(8, 8 * GIB, None) == 4
 
 
 def test_a_build_that_ended_well_forgets_the_memory_that_ran_out(tmp_path: Path) -> None:
     history = History(str(tmp_path / "s.json"), "b", "one")
-    history.begin(Jobs(8, 1, ""), 0, GIB)["ended"] = "memory"
-    history.begin(Jobs(4, 1, ""), 0, GIB)["ended"] = "done"
+    history.begin(Jobs(8, 1, ""), 0, GIB, None)["ended"] = "memory"
+    history.begin(Jobs(4, 1, ""), 0, GIB, None)["ended"] = "done"
     history.save()
-    assert History(str(tmp_path / "s.json"), "b", "one").at_most(0) is None
+    assert History(str(tmp_path / "s.json"), "b", "one").at_most(0, GIB, None) is None
 
 
 @pytest.mark.parametrize(
@@ -165,6 +182,29 @@ def test_a_compiler_cache_is_used_where_it_is_found_with_the_caches_of_serving(
     assert "PIP_INDEX_URL" not in env and env["PATH"].startswith("/r/env/bin:/c/bin:")
 
 
+def nvcc(tmp_path: Path, release: str) -> dict[str, Any]:
+    """A build's request on a host with that nvcc, for CUDA 13.1."""
+    program = tmp_path / "bin" / "nvcc"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\necho 'Cuda compilation tools, release {release}, V{release}.10'\n")
+    program.chmod(0o755)
+    more = {"python": sys.executable, "commit": "c", "env": {"TORCH_CUDA_ARCH_LIST": "12.0a"}}
+    return {"cuda_home": str(tmp_path), "cuda_toolkit": "13.1", **more}
+
+
+def test_the_key_holds_the_release_of_the_compiler_that_built(tmp_path: Path) -> None:
+    request = nvcc(tmp_path, "13.2")
+    release = build_engine.check_cuda(request)
+    assert build_engine.key_of(request, release)["cuda"] == "13.2"
+    assert build_engine.check_cuda({**request, "cuda_home": None}) is None
+
+
+@pytest.mark.parametrize("release", ["12.8", "13.0", "14.1", "of its own"])
+def test_a_compiler_of_another_major_or_an_older_one_does_not_build(release: str, tmp_path: Path) -> None:
+    with pytest.raises(build_engine.Problem, match=r"this build is for CUDA 13\.1"):
+        build_engine.check_cuda(nvcc(tmp_path, release))
+
+
 # leads a group, starts one more process in it, says so, and ends after a while
 LEADER = (
     "import subprocess, sys, time; subprocess.Popen(['sleep', '60']); print(1, flush=True); time.sleep(%d)"
@@ -234,7 +274,7 @@ def test_a_failed_build_leaves_neither_a_mark_nor_a_process(
     (tmp_path / "uv").write_text(UV)
     (tmp_path / "uv").chmod(0o755)
     (tmp_path / "lock").write_text("")
-    monkeypatch.setattr(build_engine, "key_of", lambda request: {"commit": "c"})
+    monkeypatch.setattr(build_engine, "key_of", lambda *words: {"commit": "c"})
     end = build_engine.end_leftover
 
     def ended(mark: str, boot: str) -> None:

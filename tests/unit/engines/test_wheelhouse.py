@@ -50,6 +50,7 @@ def test_the_same_key_fits_and_torch_comes_with_the_entry() -> None:
         ("python", "3.11", "Python: built with 3.12, here 3.11"),
         ("arch", "9.0a", "GPU architectures: built with 12.0a, here 9.0a"),
         ("cuda", "12.8", "CUDA: built with 13.0, here 12.8"),
+        ("cuda", "13.1", "CUDA: built with 13.0, here 13.1"),
     ],
 )
 def test_another_key_is_refused_with_the_difference_named(name: str, value: str, words: str) -> None:
@@ -58,6 +59,16 @@ def test_another_key_is_refused_with_the_difference_named(name: str, value: str,
     chosen, why = choose([entry], {**WANTED, name: value}, ENV)
     assert chosen is None
     assert why == [f"{entry.id}: {words}"]
+
+
+@pytest.mark.parametrize(
+    ("built", "fits"), [("13.2", True), ("13.10", True), ("14.0", False), ("none", False)]
+)
+def test_a_newer_compiler_of_the_same_cuda_fits_under_its_own_release(built: str, fits: bool) -> None:
+    key = {**KEY, "cuda": built}
+    entry = parse_entry(place(key), provenance(key))
+    assert entry
+    assert differences(entry, WANTED, ENV) == ([] if fits else [f"CUDA: built with {built}, here 13.0"])
 
 
 def test_other_build_settings_are_a_difference() -> None:
