@@ -19,11 +19,12 @@ uv resolves; nothing is installed here: the lock is installed by install_wheels.
 against it. The pinned wheels are entered with their own hash and version.
 
 stdout: {"packages", "lock_sha256", "dropped": [...], "torch"} or {"error": {"id", "what", "file", "fix"}}
-with exit status 1. Ids: usage (status 2), drop_lines, resolve, network, missing.
+with exit status 1. Ids: usage (status 2), drop_lines, resolve, network, missing, disk_full, permission.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -189,11 +190,14 @@ def bring_about(request: Dict[str, Any]) -> Dict[str, Any]:
     status, lines = run(uv_argv(request, inputs, out), env)
     if status:
         words = " ".join(lines)
+        full = re.search(r"No space left on device|[Qq]uota exceeded", words)
         network = re.search(r"(?i)failed to fetch|error sending request|dns error|timed out|connect", words)
         what = (
             "the tree's requirements cannot be resolved: "
             + " ".join(line.strip() for line in lines[-6:])[:600]
         )
+        if full:
+            raise Problem("disk_full", what, "free space there and run again", request["lock"])
         fix = "make the index reachable (index_url, torch_index_url)" if network else "read the log above"
         raise Problem("network" if network else "resolve", what, fix)
     with open(out, encoding="utf-8") as stream:
@@ -246,6 +250,11 @@ def main(arguments: List[str]) -> int:
     except Problem as problem:
         print(json.dumps(problem.document()))
         return 2 if problem.id == "usage" else 1
+    except OSError as error:
+        kind = "disk_full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "permission"
+        fix = "free space there and run again" if kind == "disk_full" else "let this user write there"
+        print(json.dumps(Problem(kind, str(error), fix, error.filename).document()))
+        return 1
     print(json.dumps(answer))
     return 0
 

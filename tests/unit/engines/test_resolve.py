@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import json
+import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 
+from tasks.onhost import resolve_env
 from tasks.onhost.resolve_env import DEFAULTS, Problem, entries, filtered, pinned_lines, uv_argv
 from tasks.recipe import load_recipe
 
@@ -86,3 +91,39 @@ def test_the_pinned_programs_are_data_with_hashes() -> None:
     forge = tomllib.loads((root / "miniforge.toml").read_text())
     assert len(forge["sha256"]) == 64 and forge["file"] in forge["urls"][0]
     assert "--hash=sha256:" in (root / "uv.lock").read_text()
+
+
+def resolved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], uv: str
+) -> str:
+    """Id of the error that the program answers with, where uv is this script."""
+    (tmp_path / "uv").write_text("#!/bin/sh\n" + uv)
+    (tmp_path / "uv").chmod(0o755)
+    (tmp_path / "r.txt").write_text("six\n")
+    request = {"src": str(tmp_path), "requirements": ["r.txt"], "python": "p", "uv": str(tmp_path / "uv")}
+    text = json.dumps({**request, "lock": str(tmp_path / "lock")})
+    monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+    assert resolve_env.main(["--stdin"]) == 1
+    answer = json.loads(capsys.readouterr().out)["error"]
+    assert answer["fix"]
+    return str(answer["id"])
+
+
+def test_a_full_disk_is_told_as_that_whoever_meets_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    uv = "echo 'error: failed to write to cache: No space left on device (os error 28)'; exit 2\n"
+    assert resolved(tmp_path, monkeypatch, capsys, uv) == "disk_full"
+
+    def full(*words: object, **more: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(tmp_path))
+
+    monkeypatch.setattr(resolve_env.os, "makedirs", full)
+    assert resolved(tmp_path, monkeypatch, capsys, "exit 0\n") == "disk_full"
+
+
+def test_a_folder_that_may_not_be_written_is_an_answer_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "r-rackwright.txt").mkdir()
+    assert resolved(tmp_path, monkeypatch, capsys, "exit 0\n") == "permission"
