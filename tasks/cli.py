@@ -12,7 +12,6 @@ import ast
 import os
 import re
 import sys
-import tempfile
 import traceback
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
@@ -27,6 +26,7 @@ from tasks.mistakes import Mistakes, nearest
 from tasks.paths import DEPLOYS, INVENTORIES, ROOT, host_folder
 from tasks.streams import guard_streams
 from tasks.typed import remember, typed_from
+from tasks.writable import no_folder
 
 USAGE = 2
 # Verbs that change nothing on a host have nothing to confirm.
@@ -197,14 +197,14 @@ def check_hosts(path: Path, hosts: Sequence[Any], *, writes: bool = False) -> No
 
 
 def unwritable(folder: Path) -> str | None:
-    """Why no file can be written in a folder, which need not be there yet, and the fix; None when one can."""
-    there = next((path for path in (folder, *folder.parents) if path.exists()), folder)
-    try:
-        with tempfile.TemporaryFile(dir=there):
-            return None
-    except OSError as error:
-        fix = f"make it writable (sudo chown -R $USER {there}) or give another folder: --data reports=FOLDER"
-        return f"{there} cannot be written: {error.strerror}; {fix}"
+    """Why no report can be written in a folder, and the fix; None when one can."""
+    found = no_folder(folder)
+    if found is None:
+        return None
+    there, why = found
+    return (
+        f"{why}; make it writable (sudo chown -R $USER {there}) or give another folder: --data reports=FOLDER"
+    )
 
 
 def understood(verb: str, words: Sequence[str]) -> dict[str, Any]:

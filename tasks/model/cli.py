@@ -21,6 +21,7 @@ from tasks.onhost import verify_weights
 from tasks.paths import ONHOST
 from tasks.recipe import Recipe, SourceName, load_recipe
 from tasks.settings import Settings, settings_from
+from tasks.writable import no_file
 
 HUBS: tuple[SourceName, ...] = ("huggingface", "modelscope", "s3")
 SHOWN = 40  # differences of one source that are printed
@@ -90,11 +91,16 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str]) -> int:
     """The command; its exit code."""
     options = parser().parse_args(list(argv))
+    target = None
     try:
         recipe = load_recipe(options.recipe)
         settings = settings_from({"recipe": options.recipe, **data_of(options.data)}, lambda key: "--data")
+        target = target_of(recipe, options)
+        if target and (why := no_file(target)):
+            raise Mistakes([why])
         names = options.sources or sources_of_recipe(recipe, settings)
         answers = [answer for name in group(names) for answer in ask(name, recipe, settings, options)]
+        return report(recipe, answers, options)
     except Mistakes as mistakes:
         for line in mistakes.lines:
             print(f"rackwright manifest: {line}", file=sys.stderr)
@@ -102,11 +108,27 @@ def main(argv: Sequence[str]) -> int:
     except verify_weights.Usage as usage:
         print(f"rackwright manifest: {usage}", file=sys.stderr)
         return 2
-    return report(recipe, answers, options)
+    except OSError as error:
+        print(f"rackwright manifest: {error.filename or target}: {error.strerror}", file=sys.stderr)
+        return 1
+
+
+def target_of(recipe: Recipe, options: Any) -> Path | None:
+    """The file that is to be written; None where there is none."""
+    if options.output:
+        return None if options.output == "-" else Path(options.output)
+    return recipe.beside(beside(recipe)) if options.write else None
+
+
+def beside(recipe: Recipe) -> str:
+    """The recipe's manifest, or what it would be called."""
+    return recipe.model.manifest or f"manifests/{recipe.name}.sha256"
 
 
 def data_of(items: Sequence[str]) -> dict[str, Any]:
     """`--data KEY=VALUE` as the other verbs read it. Raises Mistakes."""
+    if not items:
+        return {}  # what follows patches the whole process
     from pyinfra_cli.util import parse_cli_arg
 
     wrong = [item for item in items if "=" not in item]
@@ -299,12 +321,11 @@ def against_recipe(recipe: Recipe, listing: Listing) -> list[str]:
 def write(recipe: Recipe, digests: dict[str, str], options: Any) -> None:
     """Write the manifest to where it was asked for, and say how the recipe gets to know it."""
     text = manifest.render(digests)
-    if options.output == "-":
+    path = target_of(recipe, options)
+    if path is None:
         sys.stdout.write(text)
         return
-    beside = recipe.model.manifest or f"manifests/{recipe.name}.sha256"
-    path = Path(options.output) if options.output else recipe.beside(beside)
     verify_weights.write_atomically(str(path), text)
     print(f"wrote {path}: {len(digests)} files, sha256 of all {manifest.digest(digests)}")
     if not options.output and not recipe.model.manifest:
-        print(f'now put this into [model] of {recipe.file}:\n  manifest = "{beside}"')
+        print(f'now put this into [model] of {recipe.file}:\n  manifest = "{beside(recipe)}"')
