@@ -103,6 +103,7 @@ def pair(hosts_can_run: None, tmp_path_factory: pytest.TempPathFactory) -> Itera
                 users |= {mode: ("rtx-pro-6000-x4", mode) for mode in BROKEN}
             give_gpus(machine, folder / kind, users)
             machine.put(FAKE_TORCH, "/usr/lib/python3/dist-packages/torch")
+            machine.write("/usr/lib/python3/dist-packages/torch/gpus", "4")
         yield found
     finally:
         for machine in found.values():

@@ -2,7 +2,8 @@
 
 `FAKE_TORCH_FAULTS` (or a file `faults` beside this one) is a comma-separated list of: `import` (fails),
 `no-gpu`, `hang-copy`, `damage-copy`, and for all_reduce `hang`, `die`, `wrong`, each of which may end in
-`-p2p` (only with P2P on) and in a number of ranks (`hang-p2p-2`). `FAKE_TORCH_GPUS` is the number of GPUs.
+`-p2p` (only with P2P on) and in a number of ranks (`hang-p2p-2`). `FAKE_TORCH_GPUS` (or a file `gpus` beside
+this one) is the number of GPUs, of which CUDA_VISIBLE_DEVICES may show fewer.
 `FAKE_TORCH_LOG` names a file where each rank notes its environment, `FAKE_TORCH_SHM` one that a rank makes
 and leaves, as NCCL may when it is killed.
 """
@@ -15,6 +16,8 @@ from pathlib import Path
 
 _BESIDE = Path(__file__).with_name("faults")
 _WORDS = os.environ.get("FAKE_TORCH_FAULTS") or (_BESIDE.read_text() if _BESIDE.exists() else "")
+_COUNT = Path(__file__).with_name("gpus")
+GPUS = int(os.environ.get("FAKE_TORCH_GPUS") or (_COUNT.read_text() if _COUNT.exists() else "2"))
 FAULTS = [word for word in _WORDS.strip().split(",") if word]
 if "import" in FAULTS:
     raise ImportError("libcudart.so.13: cannot open shared object file")
@@ -121,7 +124,7 @@ class cuda:
 
     @staticmethod
     def device_count():
-        there = 0 if "no-gpu" in FAULTS else int(os.environ.get("FAKE_TORCH_GPUS", "2"))
+        there = 0 if "no-gpu" in FAULTS else GPUS
         listed = os.environ.get("CUDA_VISIBLE_DEVICES")
         return there if listed is None else len([word for word in listed.split(",") if int(word) < there])
 
