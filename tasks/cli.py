@@ -33,7 +33,9 @@ USAGE = 2
 READ_ONLY = {"preflight", "status", "accept", "bench", "support", "logs", "manifest", "report"}
 # Verbs that leave no file on this machine.
 NO_REPORT = {"status", "logs"}
-_LOG_LINES = re.compile(r"(?:-n|--lines)(?:=?(.*))")
+_LOG_LINES = re.compile(r"(?:-n|--lines(?==|$))=?(.*)")
+# short options that stand together, as in -fn 5 and -vf; what follows -n is its value
+_SHORT = re.compile(r"-([fvy]*)(n.*)?")
 HELP = """\
 usage: rackwright VERB INVENTORY [options]
 
@@ -157,7 +159,10 @@ def unreadable(path: Path, error: BaseException) -> str:
             if where in (path, file) or where.parent.name == "group_data":
                 file, line = where, frame.lineno
     place = file.name if line is None else f"{file.name}, line {line}"
-    return f"{place}: cannot be read: {type(cause).__name__}{f': {what}' if what else ''}"
+    told = f"{type(cause).__name__}{f': {what}' if what else ''}"
+    if line is None and type(cause) in (TypeError, ValueError, IndexError):  # pyinfra took it apart
+        told = f"each host must be 'NAME' or ('NAME', {{'key': value}}), and no name empty ({told})"
+    return f"{place}: cannot be read: {told}"
 
 
 def override_data(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -242,19 +247,27 @@ def understood(verb: str, words: Sequence[str]) -> dict[str, Any]:
 def log_options(words: Sequence[str]) -> list[str]:
     """The options of `logs` as settings. Raises Usage."""
     out: list[str] = []
-    rest = iter(words)
+    rest = iter([part for word in words for part in _apart(word)])
     for word in rest:
         lines = _LOG_LINES.fullmatch(word)
         if word in ("-f", "--follow"):
             out += ["--data", "follow=true"]
         elif lines:
             count = lines[1] or next(rest, "")
-            if not count.isdigit() or not int(count):
+            if not re.fullmatch("[0-9]{1,6}", count) or not int(count):
                 raise Usage(f"{word} needs a number of lines, e.g. -n 100")
-            out += ["--data", f"lines={count}"]
+            out += ["--data", f"lines={int(count)}"]
         else:
             out.append(word)
     return out
+
+
+def _apart(word: str) -> list[str]:
+    """Short options that stand together, one by one."""
+    found = _SHORT.fullmatch(word) if len(word) > 2 else None
+    if found is None:
+        return [word]
+    return [f"-{letter}" for letter in found[1]] + ([f"-{found[2]}"] if found[2] else [])
 
 
 def plain(words: Sequence[str], options: Mapping[str, Any]) -> list[str]:

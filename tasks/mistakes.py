@@ -27,9 +27,11 @@ class Mistakes(Exception):
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?` for the nearest known word, or the whole list of what is allowed."""
+    """`did you mean 'x'?` for the nearest known word, or the whole list of what is allowed."""
     names = sorted(set(known))
-    close = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
+    swapped = {word[:at] + word[at + 1] + word[at] + word[at + 2 :] for at in range(len(word) - 1)}
+    # two letters in the wrong order are one slip, and two to difflib
+    close = sorted(swapped.intersection(names)) or difflib.get_close_matches(word, names, n=1, cutoff=0.6)
     if close:
         return f"did you mean {close[0]!r}?"
     return "allowed: " + ", ".join(names) if names else "remove it"

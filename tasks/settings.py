@@ -203,12 +203,13 @@ def settings_from(data: Mapping[str, Any], where: Callable[[str], str]) -> Setti
 
     Raises Mistakes with every mistake, one a line.
     """
-    own = {key: value for key, value in data.items() if not key.startswith((*_PYINFRA_PREFIXES, "x_"))}
-    lines: list[str] = []
+    named = {key: value for key, value in data.items() if isinstance(key, str)}
+    own = {key: value for key, value in named.items() if not key.startswith((*_PYINFRA_PREFIXES, "x_"))}
+    lines = [f"{where(key)}: {key!r}: the name of a setting must be text" for key in data if key not in named]
     try:
         settings = Settings.model_validate(own)
     except ValidationError as error:
-        lines = explain(error, where, Settings)
+        lines += explain(error, where, Settings)
         wrong = {item["loc"][0] for item in error.errors(include_url=False)}
         rest = {"recipe": "", **{key: value for key, value in own.items() if key not in wrong}}
         settings = Settings.model_validate(rest)  # what is right must still fit together

@@ -90,6 +90,8 @@ WRONG = [
     (["site", "rehearsal", "--data", "port"], "must be KEY=VALUE"),
     (["status", "rehearsal", "--data", "=5"], "--data '=5': must be KEY=VALUE"),
     (["logs", "rehearsal", "-n", "many"], "-n needs a number"),
+    (["logs", "rehearsal", "-n", "²"], "-n needs a number"),
+    (["logs", "rehearsal", "-fnx"], "-nx needs a number"),
     (["status", "rehearsal", "extra", "args"], "unexpected 'extra' 'args'"),
     (["status", "rehearsal", "--dri"], "no option --dri; did you mean '--dry'?"),
     (["status", "rehearsal", "-n", "5"], "no option -n"),
@@ -181,6 +183,14 @@ def test_whatever_an_inventory_raises_is_one_line_with_its_place(tmp_path: Path)
     assert "all.py, line 2: cannot be read: ZeroDivisionError" in grouped
 
 
+def test_a_host_of_a_wrong_shape_is_told_with_the_right_one(tmp_path: Path) -> None:
+    hosts = ['("", {})', "(5, {})", '("a",)', '("a", None)']
+    for number, host in enumerate(hosts):
+        (tmp_path / f"{number}.py").write_text(f"hosts = [{host}]\n")
+    for said in refusals(*(["status", str(tmp_path / f"{number}.py")] for number in range(len(hosts)))):
+        assert "each host must be 'NAME' or ('NAME', {'key': value}), and no name empty" in said
+
+
 def test_a_dry_run_shows_changes_whatever_else_is_given(
     inventory: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,9 +206,11 @@ def test_a_dry_run_shows_changes_whatever_else_is_given(
 
 
 def test_the_number_of_log_lines_may_be_written_in_every_usual_way(inventory: str) -> None:
-    given = [["-n", "5"], ["--lines", "5"], ["--lines=5"], ["-n5"]]
-    for words in all_handed_over(*(["logs", inventory, *options] for options in given)):
-        assert "lines=5" in words
+    given = [["-n", "5"], ["--lines", "5"], ["--lines=5"], ["-n5"], ["-n=5"], ["-fn", "5"], ["-vfn5"]]
+    handed = all_handed_over(*(["logs", inventory, *options] for options in given))
+    assert all("lines=5" in words for words in handed)
+    assert ["follow=true" in words for words in handed] == [False] * 5 + [True] * 2
+    assert "-v" in handed[-1]
 
 
 def test_names_of_a_limit_are_handed_over_one_by_one(inventory: str) -> None:

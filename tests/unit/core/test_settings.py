@@ -106,6 +106,17 @@ def test_all_mistakes_come_at_once_with_the_nearest_key() -> None:
     assert any("bindd: unknown key; did you mean 'bind'?" in line for line in lines)
 
 
+def test_two_letters_in_the_wrong_order_are_the_nearest() -> None:
+    assert wrong(prot=1) == ["here: prot: unknown key; did you mean 'port'?"]
+
+
+def test_the_name_of_a_setting_is_text() -> None:
+    with pytest.raises(Mistakes) as caught:
+        settings_from({"recipe": "r", 5: 6, "port": 0}, lambda key: "here")  # type: ignore[dict-item]
+    assert caught.value.lines[0] == "here: 5: the name of a setting must be text"
+    assert caught.value.lines[1].startswith("here: port = 0: ")
+
+
 def test_what_does_not_fit_together_is_told_with_the_rest() -> None:
     lines = wrong(port=0, bind="0.0.0.0", api_key=False, sources=["path"])
     assert [line.split()[1] for line in lines] == ["port", "bind", "sources"]
