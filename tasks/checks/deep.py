@@ -173,12 +173,13 @@ def _all_reduce(needs: Needs, host: HostFacts, result: Mapping[str, Any]) -> lis
         return [skipped(id, str(verdict["why"]))]
     gpus = chosen(needs, host.gpu)
     wanted = len(gpus) or (needs.gpu.count if needs.gpu else 0)
-    if int(result["torch"]["gpus"]) < wanted:
+    seen = int(result["torch"].get("gpus", wanted))
+    if seen < wanted:
         return [
             fail(
                 id,
                 "torch sees fewer GPUs than the recipe uses: the engine would not start on them",
-                observed=f"{result['torch']['gpus']} of {wanted}, by {result['torch'].get('python')}",
+                observed=f"{seen} of {wanted}, by {result['torch'].get('python')}",
                 expected=plural(wanted, "GPU"),
                 fix="See gpu.mig and gpu.device_nodes, and which GPUs the container was given.",
                 reference="torch.cuda.device_count",

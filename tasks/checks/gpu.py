@@ -478,8 +478,10 @@ XIDS: dict[int, tuple[str, bool]] = {
 }
 
 
+# What is over once no repair is pending: the row is remapped, the program that met the error was ended.
+OVER_WHEN_REPAIRED = (63, 94)
 # What a reset mends. It sets volatile error counts to 0 and applies what is pending, so these prove it.
-MENDED_BY_RESET = (48, 63, 94, 95, 140)
+MENDED_BY_RESET = (48, 95, 140)
 # An older fault whose GPU answers now is history: of boots the log holds one, of resets it says nothing.
 XID_RECENT_S = 3600
 
@@ -554,8 +556,9 @@ def _past(one: Xid, uptime: int | None, gpus: tuple[Gpu, ...]) -> bool:
         return False
     if uptime is not None and one.at is not None and uptime - one.at > XID_RECENT_S:
         return True
-    clean = gpu.ecc_uncorrected == 0 and gpu.remap_pending is False and not gpu.remap_failed
-    return one.code in MENDED_BY_RESET and clean and not gpu.repair_pending
+    if gpu.remap_pending is not False or gpu.remap_failed or gpu.repair_pending:
+        return False
+    return one.code in OVER_WHEN_REPAIRED or (one.code in MENDED_BY_RESET and gpu.ecc_uncorrected == 0)
 
 
 def persistence(needs: Needs, host: HostFacts) -> Finding:

@@ -349,12 +349,15 @@ def test_a_fault_blocks_while_it_is_recent_or_its_gpu_is_gone(h20: Needs) -> Non
 
 
 def test_a_memory_fault_that_a_reset_mended_only_warns(h20: Needs) -> None:
-    for code in (63, 94):
+    for code in (63, 94, 48, 95):
         host = xid_host(code, 89_000)
         mended = with_gpus(host, ecc_uncorrected=0, remap_pending=False, remap_failed=False)
         assert gpu.xid(h20, mended).status == "warn"
-        assert gpu.xid(h20, with_gpus(mended, {"remap_pending": True})).status == "fail"
-        assert gpu.xid(h20, with_gpus(mended, {"ecc_uncorrected": None})).status == "fail"
+        for pending in ({"remap_pending": True}, {"remap_pending": None}, {"repair_pending": True}):
+            assert gpu.xid(h20, with_gpus(mended, pending)).status == "fail"
+        counted = "warn" if code in (63, 94) else "fail"
+        assert gpu.xid(h20, with_gpus(mended, {"ecc_uncorrected": 2})).status == counted
+        assert gpu.ecc(h20, with_gpus(mended, {"ecc_uncorrected": 2})).status == "fail"
 
 
 def test_faults_of_unused_gpus_and_unknown_codes_only_warn(h20: Needs) -> None:
