@@ -197,18 +197,22 @@ def list_hubs(
         specs.append(spec)
     request = {"mode": "list", "sources": specs, "hash_small": hash_small, "ignore": ignore}
     environ = {**os.environ, **sources.secrets_of(recipe, settings, os.environ)}
-    process = subprocess.Popen(
-        [sys.executable, ONHOST / "fetch_weights.py", "--stdin"],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ,
-    )  # fmt: skip
-    assert process.stdin and process.stdout and process.stderr
-    process.stdin.write(json.dumps(request))
-    process.stdin.close()
-    for line in process.stderr:
-        if not line.startswith("#progress "):
-            print(line.rstrip(), file=sys.stderr, flush=True)
-    text = process.stdout.read()
-    if process.wait() == 2 or not text:
+    # Its answer goes to a file: a full pipe would stop it while only its progress is read here.
+    with tempfile.TemporaryFile("w+") as answer:
+        process = subprocess.Popen(
+            [sys.executable, ONHOST / "fetch_weights.py", "--stdin"],
+            stdin=subprocess.PIPE, stdout=answer, stderr=subprocess.PIPE, text=True, env=environ,
+        )  # fmt: skip
+        assert process.stdin and process.stderr
+        process.stdin.write(json.dumps(request))
+        process.stdin.close()
+        for line in process.stderr:
+            if not line.startswith("#progress "):
+                print(line.rstrip(), file=sys.stderr, flush=True)
+        code = process.wait()
+        answer.seek(0)
+        text = answer.read()
+    if code == 2 or not text:
         raise Mistakes(["the sources could not be asked (see above)"])
     answers = []
     for found in json.loads(text)["sources"]:

@@ -28,8 +28,6 @@ __all__ = [
     "explain",
     "from_digests",
     "from_fetch",
-    "from_huggingface",
-    "from_modelscope",
     "merge",
     "parse",
     "render",
@@ -91,49 +89,6 @@ def _published(path: Any, size: Any, sha256: Any, git_sha1: Any = None) -> Publi
     if size is not None and (type(size) is not int or size < 0):
         raise ValueError(f"{path}: {size!r} is no size")
     return Published(path, size, sha256, git_sha1)
-
-
-def from_huggingface(tree: Any) -> Listing:
-    """The answer of `GET /api/models/<id>/tree/<revision>?recursive=true`; ValueError if it is none.
-
-    The SHA-256 of an LFS file is `lfs.oid`. Other files have only their Git blob id, `oid`.
-    """
-    if not isinstance(tree, list):
-        raise ValueError("a tree of Hugging Face is a list of entries")
-    listing: Listing = {}
-    for entry in tree:
-        if not isinstance(entry, dict):
-            raise ValueError("an entry of the tree is not an object")
-        if entry.get("type") != "file":
-            continue
-        lfs = entry.get("lfs")
-        if isinstance(lfs, dict):
-            found = _published(entry.get("path"), lfs.get("size"), lfs.get("oid") or lfs.get("sha256"))
-        else:
-            found = _published(entry.get("path"), entry.get("size"), None, entry.get("oid"))
-        listing[found.path] = found
-    return listing
-
-
-def from_modelscope(answer: Any) -> Listing:
-    """The answer of `GET /api/v1/models/<id>/repo/files?Recursive=True`; ValueError if it says no.
-
-    An answer with `Success: false`, or without files, is no empty model, whatever its HTTP status.
-    """
-    if not isinstance(answer, dict):
-        raise ValueError("an answer of ModelScope is an object")
-    if not answer.get("Success"):
-        raise ValueError(f"ModelScope says no: {answer.get('Message') or answer.get('Code')}")
-    data = answer.get("Data")
-    files = data.get("Files") if isinstance(data, dict) else None
-    if not isinstance(files, list) or not files:
-        raise ValueError("ModelScope lists no file")
-    listing: Listing = {}
-    for entry in files:
-        if isinstance(entry, dict) and entry.get("Type") != "tree":
-            found = _published(entry.get("Path"), entry.get("Size"), entry.get("Sha256") or None)
-            listing[found.path] = found
-    return listing
 
 
 def from_fetch(source: Mapping[str, Any]) -> Listing:

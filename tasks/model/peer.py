@@ -1,8 +1,8 @@
 """A peer: another host of the inventory that serves its verified copy while one delivery lasts.
 
 The peer runs `onhost/serve_weights.py` as a job of its own for each host that copies from it; certificate and
-token are made for that one job. It ends when the delivery does, and by itself when nobody asks for a while
-(a controller that died takes nothing with it). A peer that is still downloading is waited for.
+token are made for that one job. It ends when the delivery does, and by itself after three days (a controller
+that died takes nothing with it). A peer that is still downloading is waited for.
 """
 
 from __future__ import annotations
@@ -228,6 +228,8 @@ def _start(plan: Plan, peer: Plan, token: str) -> tuple[dict[str, Any], str]:
         "token_file": f"{files}/token",
         "cert_file": f"{files}/cert.pem",
         "info_file": f"{files}/info.json",
+        # It may be asked hours from now, when a source that the site prefers fails.
+        "idle": LAST_SECONDS,
         "last": LAST_SECONDS,
     }
     # the tools' Python can make a certificate where there is no openssl command
@@ -270,7 +272,7 @@ def _end(plan: Plan, peer: Plan) -> None:
     """End the peer's job for this host, if there is one, and remove what was made for it on both."""
     _, folder, files = _names(plan, peer)
     cancel = f"[ ! -f {quote(peer.lib)}/job.sh ] || sh {quote(peer.lib)}/job.sh cancel {quote(folder)}"
-    with suppress(LostHost):  # it ends by itself when nobody asks any more
+    with suppress(LostHost):  # it ends by itself, later
         peer.remote.run(f"{cancel}; rm -rf {quote(folder)} {quote(files)}")
     with suppress(LostHost):
         plan.remote.run(f"rm -f {quote(plan.layout.run)}/peer-cert.pem")

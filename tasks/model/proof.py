@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
+from contextlib import suppress
+from typing import Any
 
 from tasks.digest import digest_of
+from tasks.jobs import Outcome
 from tasks.model import manifest, sources
 from tasks.model.peer import stamp_file
 from tasks.onhost import verify_weights
@@ -54,11 +57,7 @@ class Manifest:
             "shards": model.shards,
             "bytes": model.bytes,
         }
-        argv = (python_of(plan), onhost(plan, "verify_weights.py"), "--stdin")
-        outcome = job(
-            plan, "verify-weights", digest_of(request), argv, stdin=json.dumps(request), again=True,
-            deadline=24 * 3600,
-        )  # fmt: skip
+        outcome = self._verified(request)
         text = plan.remote.run(f"base64 <{quote(on_host)} && rm -f {quote(on_host)}", timeout=300)
         if not text.ok:
             raise StepFailed(f"{on_host} cannot be read: {text.stderr.strip()}")
@@ -71,6 +70,27 @@ class Manifest:
         self._compare(found)
         detail = {"files": len(found), "digest": manifest.digest(found), "file": str(kept)}
         return Done(detail={**detail, "hashed_bytes": outcome.result.get("hashed_bytes")}, receipt=False)
+
+    def _verified(self, request: dict[str, Any]) -> Outcome:
+        """Have the copy verified, as the weights step does: what the recipe's manifest vouches for is whole.
+
+        A copy that is whole in itself and not the recipe's is good, too: `_compare` shows the differences.
+        """
+        if self.plan.recipe.model.manifest is None:
+            return self._job(request)
+        try:
+            return self._job({**request, "manifest": onhost(self.plan, "model.sha256")})
+        except StepFailed as different:
+            with suppress(StepFailed):
+                return self._job({**request, "full": False})  # everything has just been hashed
+            raise different
+
+    def _job(self, request: dict[str, Any]) -> Outcome:
+        argv = (python_of(self.plan), onhost(self.plan, "verify_weights.py"), "--stdin")
+        return job(
+            self.plan, "verify-weights", digest_of(request), argv, stdin=json.dumps(request), again=True,
+            deadline=24 * 3600,
+        )  # fmt: skip
 
     def _compare(self, found: dict[str, str]) -> None:
         """Against the recipe's manifest. Raises StepFailed with every file that differs."""

@@ -55,16 +55,24 @@ def verified(receipt: Receipt | None, wanted: str, stat: str | None) -> bool:
     )
 
 
-def source_of(name: SourceName, recipe: Recipe, settings: Settings) -> dict[str, Any] | None:
+def source_of(
+    name: SourceName, recipe: Recipe, settings: Settings, mirror: str | None = None
+) -> dict[str, Any] | None:
     """One source as the fetcher takes it; None where recipe and site do not have it, and for `peer` and
-    `generate`, which the step itself makes.
+    `generate`, which the step itself makes. `mirror`: of Hugging Face, the one measured to be the fastest.
+
+    What the site names stays, and so does Hugging Face itself where a token would travel: a measurement must
+    not decide who sees it, nor who sees one that happens to lie in the host's environment (`anonymous`).
     """
     sources = recipe.model.sources
+    if settings.hub_endpoint or settings.hub_token_file or settings.hub_token_env:
+        mirror = None
     found: dict[str, Any] | None = None
     if name == "huggingface" and sources.huggingface:
         found = {
             **sources.huggingface.model_dump(),
-            "endpoint": settings.hub_endpoint,
+            "endpoint": mirror or settings.hub_endpoint,
+            "anonymous": True if mirror else None,
             "token_file": settings.hub_token_file,
         }
     elif name == "modelscope" and sources.modelscope:
@@ -95,17 +103,6 @@ def source_of(name: SourceName, recipe: Recipe, settings: Settings) -> dict[str,
     if found.get("endpoint"):
         found["allow_http"] = plain_http_is_safe(name, recipe, settings)
     return {"kind": name, **{key: value for key, value in found.items() if value is not None}}
-
-
-def at_mirror(settings: Settings, measured: str | None) -> Settings:
-    """The settings with the mirror of Hugging Face that was measured to be the fastest.
-
-    What the site names stays, and so does Hugging Face itself where a token would travel: a measurement must
-    not decide who sees it.
-    """
-    if measured is None or settings.hub_endpoint or settings.hub_token_file or settings.hub_token_env:
-        return settings
-    return settings.model_copy(update={"hub_endpoint": measured})
 
 
 def need_clients(recipe: Recipe, settings: Settings) -> bool:

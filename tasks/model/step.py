@@ -116,8 +116,8 @@ class Weights:
                 raise StepFailed(f"{failure}\nNot asked: {why}", failure.log) from failure
 
     def _source(self, name: SourceName) -> dict[str, Any] | None:
-        settings = sources.at_mirror(self.plan.settings, picked(self.plan, "hub_endpoint", None))
-        return sources.source_of(name, self.plan.recipe, settings)
+        mirror = picked(self.plan, "hub_endpoint", None)
+        return sources.source_of(name, self.plan.recipe, self.plan.settings, mirror)
 
     def _before(self, name: SourceName) -> list[SourceName]:
         """The sources that the site prefers to this one."""

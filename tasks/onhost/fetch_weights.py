@@ -546,8 +546,10 @@ class Fetch:
     def drop_links(self) -> None:
         """Parts that lead to somebody else's bytes: links that a killed run left, hard-linked backups."""
         for folder, _, names in os.walk(self.parts):
-            for full in (os.path.join(folder, name) for name in names):
-                if ws.foreign(full):
+            # our own second names first
+            for name in sorted(names, key=lambda name: not name.endswith(ws.KEPT)):
+                full = os.path.join(folder, name)
+                if name.endswith(ws.KEPT) or ws.foreign(full):
                     os.unlink(full)
 
     def ours(self, path: str) -> bool:

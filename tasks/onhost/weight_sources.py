@@ -26,6 +26,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Callable, NamedTuple
 
@@ -39,6 +40,7 @@ BLOCK = 1024 * 1024  # bytes copied at a time
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 DISK_ERRORS = (*DISK_FULL, errno.EROFS)
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
+KEPT = ".kept"  # ending of a part's second name while a client works on it
 RESTARTS = 4  # answers with a whole body to a request for the rest before the part is given up for it
 TIMEOUT = 60  # seconds without a byte before a connection counts as dead
 
@@ -185,6 +187,28 @@ class Part:
         if os.path.lexists(self.path):
             os.unlink(self.path)
             self._meter.lost(size)
+
+    def keep(self) -> None:
+        """Hold what is there by a second name: a client may remove it at an answer that is not the file."""
+        with suppress(OSError):  # nothing is there yet, or the file system knows no such names
+            self.forget()
+            os.link(self.path, self.path + KEPT)
+
+    def forget(self) -> None:
+        """Hold it no longer."""
+        with suppress(FileNotFoundError):
+            os.unlink(self.path + KEPT)
+
+    def give_back(self, before: int, shown: int) -> None:
+        """Back to the `before` bytes that were there, if fewer are now and the client did not overwrite them.
+
+        `shown`: what the client's reports came to since then; it is set right.
+        """
+        with suppress(FileNotFoundError):
+            if os.path.getsize(self.path + KEPT) == before > self.size:
+                os.replace(self.path + KEPT, self.path)
+        self.forget()
+        self._meter.lost(before + shown - self.size)
 
     def flush(self) -> None:
         """Nothing is buffered."""
@@ -460,7 +484,7 @@ class ModelScope(Source):
         root = target[: -len(remote.path)]
         if os.path.exists(target):
             os.unlink(target)
-        before = part.size
+        before, shown = part.size, 0
 
         class Count:
             """modelscope_hub's progress interface; its first report is of what was on the disk already."""
@@ -469,13 +493,16 @@ class ModelScope(Source):
                 self.there = before
 
             def update(self, size: int) -> None:
+                nonlocal shown
                 known = min(self.there, size) if size > 0 else 0
                 self.there -= known
+                shown += size - known
                 part.copied(size, known)
 
             def end(self) -> None:
                 pass
 
+        part.keep()
         try:
             self._api().downloader.download_file(
                 self.spec["repo"],
@@ -487,13 +514,16 @@ class ModelScope(Source):
                 file_size=remote.size,
                 progress_callbacks=[Count],
             )
+            if not os.path.exists(target):
+                raise NotThere(f"{self.name}: its client reported success and left no {remote.path}")
+            os.replace(target, part.path)
         except Exception as e:
-            if type(e).__name__ in ("FileIntegrityError", "FileSizeMismatchError"):
+            if type(e).__name__ == "FileIntegrityError":
+                part.forget()
                 raise BadBody(f"{self.name}: {plain(e)}") from e
             raise
-        if not os.path.exists(target):
-            raise NotThere(f"{self.name}: its client reported success and left no {remote.path}")
-        os.replace(target, part.path)
+        finally:
+            part.give_back(before, shown)
 
 
 class S3(Source):
@@ -764,6 +794,6 @@ def quiet_clients(home: str) -> None:
         MODELSCOPE_DOWNLOAD_FILE_LOCK="false",  # fetch_weights.py holds the lock of the whole model
         MODELSCOPE_DOWNLOAD_PARALLEL_WORKERS="1",  # parts of one file would need its size twice on the disk
         MODELSCOPE_DOWNLOAD_TOTAL_TIMEOUT="604800",  # its hour a file is too short for 3.5 GB at 1 MB/s
-        MODELSCOPE_DOWNLOAD_MAX_RETRIES="2",
+        MODELSCOPE_DOWNLOAD_MAX_RETRIES="0",  # fetch_weights.py asks again, and knows what was there before
         MODELSCOPE_DOWNLOAD_INTRA_CLOUD="false",  # asks further addresses where this host is
     )

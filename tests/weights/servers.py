@@ -31,7 +31,7 @@ LFS_FROM = 400  # bytes; larger files are LFS files, as shards are
 class Fault:
     """What happens to the next requests of one file (or of the listing, `path=""`)."""
 
-    kind: str  # drop, short, wrong, longer, status
+    kind: str  # drop, short, wrong, longer, status; page: a proxy's own, with status 200
     at: int = 0  # bytes of the body that are sent, for drop and short
     status: int = 503
     headers: dict[str, str] = field(default_factory=dict)
@@ -60,6 +60,7 @@ class Hub:
         self.rate: int | None = None  # bytes a second and connection
         self.total_rate: int | None = None  # bytes a second of all connections together
         self.free_at = 0.0
+        self.ranges = True  # it can send a part of a file
         self.hold: dict[str, int] = {}  # path -> bytes after which only a trickle goes out, while it is here
         self.seen_tokens: dict[str, set[str]] = defaultdict(set)  # host -> Authorization headers
         self.lock = threading.Lock()
@@ -226,7 +227,7 @@ class Handler(BaseHTTPRequestHandler):
     def file(self, name: str) -> None:
         hub = self.hub
         content = hub.files[name]
-        asked = self.headers.get("Range", "")
+        asked = self.headers.get("Range", "") if hub.ranges else ""
         if self.command == "GET":
             with hub.lock:
                 hub.requests.append((name, asked))
@@ -234,6 +235,9 @@ class Handler(BaseHTTPRequestHandler):
         kind = fault.kind if fault else ""
         if fault and kind == "status":
             self.reply(fault.status, {"error": "later"}, fault.headers)
+            return
+        if fault and kind == "page":
+            self.reply(200, "<html><body>Please log in to the hotel's network</body></html>")
             return
         if fault and kind == "wrong":
             content = bytes(b ^ 0x55 for b in content)

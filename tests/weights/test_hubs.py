@@ -139,6 +139,36 @@ def test_a_file_that_is_longer_than_listed_is_not_taken(any_hub: Served, site: S
     assert result["ok"] and site.is_whole()
 
 
+@pytest.mark.parametrize("shape", ["huggingface", "modelscope"])
+@pytest.mark.parametrize("at", [0, 2_500_000])
+def test_the_page_of_a_proxy_is_no_part_of_a_file_and_costs_nothing_of_what_is_there(
+    at: int, shape: str, content: dict[str, bytes], site: Site
+) -> None:
+    size = len(content[SHARD])
+    with running(content, shape) as hub:
+        hub.faults[SHARD] = [Fault("drop", at=at), Fault("page", times=2)]
+        result = site.fetch(SOURCE[shape](hub), patience=60)
+    assert result["ok"] and site.is_whole()
+    assert result["rejected"] == []
+    # what a chunk that was not yet full had got is lost; the rest of it is not asked for again
+    assert hub.sent[SHARD] <= size + BLOCK
+
+
+def test_a_page_that_comes_every_time_ends_with_the_next_source(hub: Hub, scope: Hub, site: Site) -> None:
+    hub.faults[SHARD] = [Fault("page", times=99)]
+    result = site.fetch(hf(hub), ms(scope), patience=60)
+    assert result["ok"] and site.is_whole()
+    assert scope.sent == {SHARD: len(scope.files[SHARD])}
+
+
+def test_a_hub_that_never_sends_just_the_rest_is_taken_from_the_start(hub: Hub, site: Site) -> None:
+    """As a mirror of plain files may be: status 200 and the whole body, whatever was asked for."""
+    hub.ranges = False
+    hub.faults[SHARD] = [Fault("drop", at=2_500_000)]
+    result = site.fetch(hf(hub), patience=60)
+    assert result["ok"] and site.is_whole()
+
+
 @pytest.mark.parametrize("status", [429, 503])
 def test_a_busy_server_is_asked_again_after_the_time_it_names(
     status: int, any_hub: Served, site: Site
@@ -261,6 +291,27 @@ def test_a_model_that_was_sealed_is_mended_by_its_owner(any_hub: Served, site: S
 def test_ignored_patterns_do_not_take_away_what_the_manifest_names(any_hub: Served, site: Site) -> None:
     result = site.fetch(any_hub[1], ignore=["config.json", "*.md"])
     assert result["ok"] and site.is_whole()
+
+
+def test_a_token_of_the_environment_does_not_go_where_only_a_measurement_sent_it(
+    any_hub: Served, site: Site
+) -> None:
+    hub, source = any_hub
+    tokens = {"HF_TOKEN": TOKEN, "MODELSCOPE_API_TOKEN": TOKEN}
+    assert site.fetch({**source, "anonymous": True}, environment=tokens)["ok"]
+    assert hub.seen_tokens and not any(TOKEN in given for seen in hub.seen_tokens.values() for given in seen)
+
+
+def test_addresses_of_the_hosts_environment_are_not_asked(any_hub: Served, site: Site) -> None:
+    """With a token of the site, which would travel there, in the clear."""
+    hub, source = any_hub
+    del source["endpoint"]
+    names = {"HF_ENDPOINT": hub.url, "MODELSCOPE_ENDPOINT": hub.url, "MODELSCOPE_DOMAIN": hub.url}
+    # nothing is there: what else the client asks ends at once
+    nowhere = {"HTTPS_PROXY": "http://127.0.0.1:9", "HF_TOKEN": TOKEN, "MODELSCOPE_API_TOKEN": TOKEN}
+    result = site.fetch(source, patience=0, environment={**names, **nowhere})
+    assert not result["ok"]
+    assert hub.seen_tokens == {}
 
 
 def test_the_token_may_come_from_the_environment(content: dict[str, bytes], site: Site) -> None:

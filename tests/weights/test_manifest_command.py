@@ -14,7 +14,7 @@ import pytest
 from tasks.recipe import load_recipe
 from tests.weights.conftest import Site
 from tests.weights.making import digests_of
-from tests.weights.servers import COMMIT, REPO, TOKEN, Hub
+from tests.weights.servers import COMMIT, REPO, TOKEN, Hub, running
 
 SHARD = "model-00002-of-00004.safetensors"
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -68,6 +68,24 @@ def test_hubs_that_agree_are_kept_beside_the_recipe_as_sha256sum_reads_it(
     assert written.read_text() == site.manifest.read_text()
     checked = subprocess.run(["sha256sum", "--check", "--quiet", written], cwd=site.origin, check=False)
     assert checked.returncode == 0
+
+
+def test_an_answer_of_thousands_of_files_is_read_to_its_end(
+    command: Command, hub: Hub, scope: Hub, site: Site
+) -> None:
+    """Longer than a pipe holds, while its progress is still being read."""
+    for server in (hub, scope):
+        server.files |= {f"more/{number:05d}.safetensors": b"x" * 500 for number in range(2000)}
+    done = command("huggingface", "modelscope", "-o", "-")
+    assert len(done.stdout.splitlines()) == 2011
+
+
+def test_addresses_of_the_terminals_environment_are_not_asked(
+    command: Command, recipe: Path, hub: Hub, content: dict[str, bytes]
+) -> None:
+    with running(content, "huggingface") as elsewhere:
+        command("huggingface", HF_ENDPOINT=elsewhere.url, HF_HUB_OFFLINE="1")
+    assert not elsewhere.seen_tokens and hub.seen_tokens
 
 
 def test_small_files_without_a_published_hash_are_fetched_and_held_against_their_git_id(

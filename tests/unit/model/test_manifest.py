@@ -2,79 +2,34 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tasks.model import manifest as m
-from tasks.model.index import against_listing, draft_methods, parse_index
 from tasks.recipe import load_recipe, recipe_names
 
-FIXTURES = Path(__file__).parents[2] / "fixtures" / "checkpoint"
 A, B = "a" * 64, "b" * 64
 ONE, TWO = "1" * 40, "2" * 40
-
-
-def fixture(name: str) -> Any:
-    return json.loads((FIXTURES / name).read_text())
 
 
 def listing(*entries: m.Published) -> m.Listing:
     return {e.path: e for e in entries}
 
 
-def test_hugging_face_publishes_sha256_as_lfs_oid_and_git_ids_for_the_rest() -> None:
-    found = m.from_huggingface(fixture("hf-api-tree-main.json"))
-    shard = found["model-00001-of-00046.safetensors"]
-    assert (shard.size, shard.sha256, shard.git_sha1) == (3571241824, A, None)  # neither oid nor xetHash
-    assert found["config.json"] == m.Published("config.json", 1794, None, "3" * 40)
-    assert "inference" not in found  # a folder
-    digests, unknown = m.to_manifest(found)
-    assert sorted(digests) == ["model-00001-of-00046.safetensors", "model-00002-of-00046.safetensors"]
-    assert unknown == [".gitattributes", "config.json", "model.safetensors.index.json"]
-
-
-def test_modelscope_publishes_sha256_of_all_files() -> None:
-    files = [
-        {"Path": "config.json", "Type": "blob", "Size": 3, "Sha256": A},
-        {"Path": "encoding", "Type": "tree", "Size": 0, "Sha256": ""},
-        {"Path": "encoding/x.py", "Type": "blob", "Size": 4, "Sha256": B},
-    ]
-    found = m.from_modelscope({"Code": 200, "Success": True, "Data": {"Files": files}})
-    assert m.to_manifest(found) == ({"config.json": A, "encoding/x.py": B}, [])
-
-
 @pytest.mark.parametrize(
-    "answer",
+    ("path", "entry"),
     [
-        fixture("modelscope-repo-files-error.json"),
-        {"Success": True, "Data": None},
-        {"Success": True, "Data": {"Files": []}},
-        {"Success": True},
-        [],
+        ("../x", {"size": 1, "git_sha1": ONE}),
+        ("/x", {"size": 1, "git_sha1": ONE}),
+        ("x", {"size": 1, "git_sha1": "zz"}),
+        ("x", {"size": -1, "git_sha1": ONE}),
+        ("x", {"size": 1, "sha256": "short"}),
     ],
 )
-def test_modelscope_saying_no_is_no_empty_model(answer: Any) -> None:
-    with pytest.raises(ValueError, match="ModelScope"):
-        m.from_modelscope(answer)
-
-
-@pytest.mark.parametrize(
-    "entry",
-    [
-        {"type": "file", "path": "../x", "size": 1, "oid": ONE},
-        {"type": "file", "path": "/x", "size": 1, "oid": ONE},
-        {"type": "file", "path": "x", "size": 1, "oid": "zz"},
-        {"type": "file", "path": "x", "size": -1, "oid": ONE},
-        {"type": "file", "path": "x", "size": 1, "oid": ONE, "lfs": {"oid": "short", "size": 1}},
-        "x",
-    ],
-)
-def test_an_entry_that_cannot_be_trusted_is_an_error(entry: Any) -> None:
-    with pytest.raises(ValueError):
-        m.from_huggingface([entry])
+def test_an_entry_that_cannot_be_trusted_is_an_error(path: str, entry: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="x"):
+        m.from_fetch({"name": "hf", "files": {path: entry}})
 
 
 def test_the_list_mode_of_the_fetcher_is_read() -> None:
@@ -167,30 +122,6 @@ def test_a_manifest_survives_being_written_and_read() -> None:
     assert m.compare(m.from_digests(m.parse(text)), m.from_digests(digests)) == []
     assert m.digest(digests) == m.digest(dict(reversed(digests.items())))
     assert m.digest(digests) != m.digest({**digests, "a": A})
-
-
-def test_an_index_is_held_against_a_listing_by_names_not_patterns() -> None:
-    odd = parse_index(fixture("index-odd-shard-names.json"), "model.safetensors.index.json")
-    assert against_listing(odd, odd.shards).complete
-    paths = [*list(odd.shards)[1:], "model-00001-of-00002.safetensors", "config.json"]
-    shards = against_listing(odd, paths)
-    assert shards.missing == (next(iter(odd.shards)),)
-    assert shards.extra == ("model-00001-of-00002.safetensors",)
-    assert not shards.complete
-
-
-@pytest.mark.parametrize(
-    ("config", "methods"),
-    [
-        ({"num_nextn_predict_layers": 1}, ("mtp",)),
-        ({"num_nextn_predict_layers": 1, "dspark_block_size": 5}, ("dspark",)),
-        ({"dspark_block_size": 5}, ("dspark",)),
-        ({"num_nextn_predict_layers": 0}, ()),
-        ({}, ()),
-    ],
-)
-def test_a_checkpoint_says_how_it_can_draft(config: dict[str, Any], methods: tuple[str, ...]) -> None:
-    assert draft_methods(config) == methods
 
 
 @pytest.mark.parametrize("name", recipe_names())

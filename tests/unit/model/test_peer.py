@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ import pytest
 
 from tasks.jobs import parse_status
 from tasks.model import peer
+from tasks.onhost import serve_weights
 
 
 class Hosts:
@@ -132,6 +134,29 @@ def test_a_peer_with_another_model_is_refused(hosts: Hosts) -> None:
     with pytest.raises(peer.NoPeer, match="another model, y"):
         hosts.wait(model="y")
     assert hosts.looks == 0
+
+
+def test_a_peer_serves_as_long_as_a_delivery_may_last_however_long_nobody_asks_it(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[Any] = []
+    monkeypatch.setattr(peer, "start_script", lambda work, program: started.append(work) or "true")
+    monkeypatch.setattr(peer, "status", lambda *_: parse_status("state=running\n"))
+
+    def run(script: str, **_: Any) -> Any:
+        answer = "started" if script == "true" else "e30= e30="  # `{}` twice: what it says of itself
+        return SimpleNamespace(ok=True, stdout=answer, stderr="")
+
+    one, other = hosts.plan("gpu2"), hosts.plan("gpu1")
+    one.settings = SimpleNamespace(peer_address="10.0.0.1", peer_port=None)
+    other.layout = SimpleNamespace(run="/r/run", jobs="/r/jobs", tools="/r/tools", env="/r/env")
+    other.remote, other.lib, other.model_dir = SimpleNamespace(run=run), "/r/lib", "/models/x"
+    other.state.has = lambda step: True
+    assert peer._start(one, other, "token") == ({}, "{}")
+    (work,) = started
+    request = serve_weights.checked(json.loads(work.stdin))
+    # another source may serve for hours before this one is needed
+    assert request["idle"] == request["last"] == peer.LAST_SECONDS
 
 
 def test_the_peers_address_is_that_of_the_connection_also_below_sudo() -> None:

@@ -55,12 +55,20 @@ def test_each_hub_gets_its_own_token_file_and_endpoint() -> None:
 
 
 def test_a_measured_mirror_serves_unless_the_site_names_one_or_a_token_would_travel() -> None:
-    mirror = "https://hf-mirror.test"
-    assert sources.at_mirror(settings(), mirror).hub_endpoint == mirror
-    assert sources.at_mirror(settings(), None).hub_endpoint is None
+    mirror, hub = "https://hf-mirror.test", recipe(huggingface=HF)
+
+    def at(measured: str | None, **site: Any) -> dict[str, Any]:
+        found = sources.source_of("huggingface", hub, settings(**site), measured)
+        assert found is not None
+        weight_sources.make_source(found, "/tmp/none")
+        return found
+
+    assert at(mirror)["endpoint"] == mirror
+    assert at(mirror)["anonymous"] is True  # whatever token the host's environment holds
+    assert "endpoint" not in at(None) and "anonymous" not in at(None)
     for own in ({"hub_endpoint": "https://own.test"}, {"hub_token_file": "/etc/hf"}, {"hub_token_env": "T"}):
-        known = settings(**own)
-        assert sources.at_mirror(known, mirror) is known
+        assert at(mirror, **own) == at(None, **own)
+        assert at(mirror, **own).get("endpoint") == own.get("hub_endpoint")
 
 
 def test_a_source_that_the_recipe_does_not_pin_is_none() -> None:

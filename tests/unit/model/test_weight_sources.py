@@ -141,6 +141,43 @@ def test_a_token_file_must_be_private_and_hold_something(
     assert ws.secret({"token_env": "OTHER"}, "HUB_TOKEN") is None
 
 
+@pytest.mark.parametrize(
+    ("more", "sent"),
+    [
+        ({}, "ambient"),
+        ({"endpoint": "https://own.example"}, "ambient"),
+        ({"endpoint": "http://127.0.0.1:8000"}, "ambient"),
+        ({"endpoint": "http://mirror.lan", "allow_http": True}, None),
+        ({"endpoint": "https://measured.example", "anonymous": True}, None),
+    ],
+)
+def test_a_token_of_the_environment_goes_only_where_the_site_says_and_none_can_read_it(
+    more: dict[str, Any], sent: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HUB_TOKEN", "ambient")
+    spec = ws.make_source({"kind": "huggingface", "repo": "a/b", **more}, "").spec
+    assert ws.hub_token(spec, "HUB_TOKEN") == sent
+
+
+@pytest.mark.parametrize("key", ["token_file", "token_env"])
+def test_a_token_that_is_named_forbids_plain_http(key: str) -> None:
+    spec = {"kind": "modelscope", "repo": "a/b", "endpoint": "http://mirror.lan", "allow_http": True}
+    with pytest.raises(ValueError, match="not https"):
+        ws.make_source({**spec, key: "X"}, "")
+
+
+def test_no_address_of_the_environment_reaches_a_client(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as context:
+        for name in ws.ELSEWHERE:
+            context.setenv(name, "http://elsewhere.example")
+        for name in list(ws.os.environ):
+            context.setenv(name, ws.os.environ[name])  # put back afterwards
+        ws.quiet_clients(str(tmp_path))
+        assert not any("elsewhere" in value for value in ws.os.environ.values())
+
+
 class Counted:
     def __init__(self) -> None:
         self.shown = 0
@@ -222,3 +259,27 @@ def test_the_programs_stand_alone_in_a_folder_of_their_own(name: str, tmp_path: 
     )
     assert done.returncode == 0, done.stderr
     assert "Exit status:" in done.stdout
+
+
+def test_what_a_client_removes_at_a_strange_answer_is_there_again_and_what_it_overwrites_is_not(
+    tmp_path: Path,
+) -> None:
+    counted = Counted()
+    part = ws.Part(str(tmp_path / "x.incomplete"), counted.meter, threading.Event())
+    with part:
+        part.write(b"12345678")
+    part.keep()
+    Path(part.path).unlink()
+    part.give_back(8, 0)
+    assert Path(part.path).read_bytes() == b"12345678"
+    assert counted.shown == 8 and not ws.foreign(part.path)
+    part.keep()
+    Path(part.path).write_bytes(b"<html>")
+    Path(part.path).unlink()
+    part.give_back(8, 0)
+    assert list(tmp_path.iterdir()) == []
+    assert counted.shown == 0
+    part.keep()  # nothing to hold
+    Path(part.path).write_bytes(b"1234567890")
+    part.give_back(0, 7)
+    assert part.size == 10 and counted.shown == 3  # 7 of 10 were reported, by the client, elsewhere
