@@ -11,15 +11,18 @@ import socket
 import ssl
 import subprocess
 import sys
+import threading
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tasks.onhost import serve_weights
+from tasks.onhost import weight_sources as ws
 from tests.weights.conftest import Site
 from tests.weights.making import digests_of
 from tests.weights.servers import Wire
@@ -199,6 +202,43 @@ def test_another_server_at_the_address_is_not_believed(site: Site, tmp_path: Pat
         result = site.fetch({**real, "url": false["url"]}, patience=0)
     assert not result["ok"]
     assert "CERTIFICATE_VERIFY_FAILED" in json.dumps(result)
+
+
+class Portal(BaseHTTPRequestHandler):
+    """Answers everything with a page of its own."""
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        page = b"<html>Please log in</html>"
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(page)))
+        self.end_headers()
+        self.wfile.write(page)
+
+
+def test_an_answer_that_is_not_the_file_costs_nothing_of_what_is_there(tmp_path: Path) -> None:
+    cert, key = serve_weights.make_certificate(str(tmp_path))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Portal)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    (tmp_path / "token").write_text(TOKEN)
+    (tmp_path / "token").chmod(0o600)
+    url = f"https://127.0.0.1:{server.server_address[1]}"
+    spec = {"kind": "peer", "url": url, "cert_file": cert, "token_file": str(tmp_path / "token")}
+    part = ws.Part(str(tmp_path / "x"), ws.Meter(lambda n: None), threading.Event())
+    try:
+        for there in (b"", b"x" * 1000):
+            Path(part.path).write_bytes(there)
+            with pytest.raises(ws.Transient, match="was asked for from byte"):
+                ws.make_source(spec, "").fetch(ws.Remote("x", 5000), part)
+            assert Path(part.path).read_bytes() == there
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 def ask(source: dict[str, Any], path: str, token: str | None = TOKEN, method: str = "GET") -> int:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -199,6 +202,82 @@ def test_a_mount_point_as_dest_is_wrong_usage_with_the_cure(site: Site, hub: Hub
         subprocess.run(["umount", site.dest], check=True)
     assert process.returncode == 2
     assert "take a folder below it" in err
+
+
+@pytest.fixture
+def read_only(site: Site) -> Iterator[Disk]:
+    """The models of this site on a disk that is read-only, once `grow("ro")` is called."""
+    disk = Disk(site.models)
+    disk.mount("size=40m")
+    yield disk
+    subprocess.run(["umount", disk.path], capture_output=True)
+
+
+def test_a_model_that_is_whole_on_a_read_only_disk_is_good(site: Site, read_only: Disk) -> None:
+    shutil.copytree(site.origin, site.dest)
+    read_only.grow("ro")
+    for _ in range(2):
+        result = site.fetch()
+        assert result["ok"] and result["kept_files"] == 11
+    assert site.fetch(stamp=None)["ok"]
+
+
+def test_what_is_missing_on_a_read_only_disk_is_named_and_is_not_called_a_full_disk(
+    any_hub: Served, site: Site, read_only: Disk
+) -> None:
+    hub, source = any_hub
+    shutil.copytree(site.origin, site.dest)
+    (site.dest / "config.json").unlink()
+    (site.dest / "tokenizer.json").write_text("{}")
+    read_only.grow("ro")
+    result = site.fetch(source)
+    assert {(p["id"], p["file"]) for p in result["problems"]} == {
+        ("disk.rights", "config.json"), ("disk.rights", "tokenizer.json"),
+    }  # fmt: skip
+    assert hub.sent == {}
+    shutil.rmtree(site.root / "state")
+    assert [p["id"] for p in site.fetch(source, dest=str(site.models / "other"))["problems"]] == [
+        "disk.rights"
+    ]
+
+
+def test_a_mount_point_whose_model_is_whole_is_good(site: Site) -> None:
+    site.dest.mkdir()
+    disk = Disk(site.dest)
+    disk.mount("size=40m")
+    try:
+        shutil.copytree(site.origin, site.dest, dirs_exist_ok=True)
+        disk.grow("ro")
+        result = site.fetch(seal=False)
+    finally:
+        subprocess.run(["umount", site.dest], check=True)
+    assert result["ok"] and result["kept_files"] == 11
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize("beside", [0o755, 0o777])
+def test_a_model_that_another_user_sealed_is_good_for_everyone(beside: int, site: Site) -> None:
+    assert site.fetch({"kind": "path", "dir": str(site.origin)})["ok"]
+    site.models.chmod(beside)
+    root = Path(tempfile.mkdtemp())  # pytest's own folders are closed to other users
+    try:
+        root.chmod(0o755)
+        shutil.move(site.models, root / "models")
+        shutil.copy(site.manifest, root)
+        parameters = {"dest": str(root / "models" / "tiny"), "manifest": str(root / site.manifest.name)}
+        script = (
+            "import concurrent.futures.thread, encodings.utf_8_sig, os, sys\n"  # this interpreter may be closed to others, too
+            "from tasks.onhost import fetch_weights\n"
+            "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+            "sys.exit(fetch_weights.main(['--stdin']))\n"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", script], input=json.dumps(parameters), capture_output=True, text=True
+        )
+    finally:
+        shutil.rmtree(root)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["kept_files"] == 11
 
 
 def test_progress_lines_are_json_and_end_at_the_total(any_hub: Served, site: Site) -> None:

@@ -16,6 +16,7 @@ import pytest
 boto3 = pytest.importorskip("boto3", reason="the S3 client is not installed here")
 moto_server = pytest.importorskip("moto.server", reason="moto is not installed here")
 
+from tasks.onhost import weight_sources as ws  # noqa: E402
 from tests.weights.conftest import Site  # noqa: E402
 from tests.weights.servers import Wire  # noqa: E402
 
@@ -176,6 +177,113 @@ def test_a_connection_that_drops_goes_on_where_it_stopped(bucket: str, site: Sit
     assert result["ok"] and site.is_whole()
     assert result["rejected"] == []
     assert result["received_bytes"] == total
+
+
+class Changing(BaseHTTPRequestHandler):
+    """Storage whose shard is replaced by another of the same size after its first half was sent."""
+
+    protocol_version = "HTTP/1.1"
+    objects: dict[str, bytes]
+    asked: list[tuple[str | None, str | None]]
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+    def answer(self, status: int, body: bytes, length: int | None = None, **headers: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body) if length is None else length))
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    @staticmethod
+    def tag(data: bytes) -> str:
+        return f'"{hashlib.md5(data).hexdigest()}"'
+
+    def do_GET(self) -> None:
+        if "list-type=2" in self.path:
+            items = "".join(
+                f"<Contents><Key>models/tiny/{name}</Key><Size>{len(data)}</Size><ETag>{self.tag(data)}</ETag>"
+                "</Contents>"
+                for name, data in self.objects.items()
+            )
+            top = "<Name>weights</Name><IsTruncated>false</IsTruncated>"
+            self.answer(200, f"<ListBucketResult>{top}{items}</ListBucketResult>".encode())
+            return
+        name = self.path.partition("?")[0].removeprefix("/weights/models/tiny/")
+        data, asked, known = self.objects[name], self.headers.get("Range"), self.headers.get("If-Match")
+        if known not in (None, self.tag(data)):
+            self.answer(412, b"")
+            return
+        offset = int(asked[len("bytes=") : -1]) if asked else 0
+        body = data[offset:]
+        if name == SHARD:
+            self.asked.append((asked, known))
+            if len(self.asked) == 1:
+                self.answer(200, body[: len(body) // 2], len(body), ETag=self.tag(data))
+                self.objects[name] = data[:400] + bytes(b ^ 1 for b in data[400:])
+                self.close_connection = True
+                return
+        where = {"Content_Range": f"bytes {offset}-{len(data) - 1}/{len(data)}"} if asked else {}
+        self.answer(206 if asked else 200, body, ETag=self.tag(data), **where)
+
+
+@pytest.fixture
+def changing(content: dict[str, bytes]) -> Iterator[type[Changing]]:
+    handler = type("Made", (Changing,), {"objects": dict(content), "asked": []})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    handler.url = f"http://127.0.0.1:{server.server_address[1]}"  # type: ignore[attr-defined]
+    yield handler
+    server.shutdown()
+    server.server_close()
+
+
+def test_an_object_that_is_replaced_while_it_is_fetched_is_not_joined_with_its_successor(
+    changing: Any, site: Site
+) -> None:
+    source = s3(changing.url, anonymous=True)
+    first = site.fetch(source, manifest=None)
+    assert [(p["id"], p["file"]) for p in first["problems"]] == [("file.nowhere", SHARD)]
+    assert "replaced since it was listed" in first["problems"][0]["what"]
+    # the next run asks anew what is there, and does not go on with the half of the old one
+    assert site.fetch(source, manifest=None)["ok"]
+    assert (site.dest / SHARD).read_bytes() == changing.objects[SHARD]
+    assert all(known for _, known in changing.asked)
+    assert changing.asked[-1][0] is None
+
+
+class Portal(BaseHTTPRequestHandler):
+    """A proxy that answers every request with a page of its own."""
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        page = b"<html>Please log in</html>"
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(page)))
+        self.end_headers()
+        self.wfile.write(page)
+
+
+def test_the_page_of_a_proxy_costs_nothing_of_what_is_there(
+    content: dict[str, bytes], tmp_path: Path
+) -> None:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Portal)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    spec = s3(f"http://127.0.0.1:{server.server_address[1]}", anonymous=True)
+    part = ws.Part(str(tmp_path / "x"), ws.Meter(lambda n: None), threading.Event())
+    try:
+        for there in (b"", content[SHARD][:1000]):
+            Path(part.path).write_bytes(there)
+            with pytest.raises(ws.Transient, match="was asked for from byte"):
+                ws.make_source(spec, "").fetch(ws.Remote(SHARD, len(content[SHARD])), part)
+            assert Path(part.path).read_bytes() == there
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 class Refusing(BaseHTTPRequestHandler):
