@@ -13,6 +13,8 @@ from tasks.redact import MASK, names_a_secret, redact
 
 # Where pydantic names a type, the way to write one.
 _SYNTAX = {
+    "bool_parsing": "must be true or false",
+    "bool_type": "must be true or false",
     "list_type": """must be a list: KEY = ["a", "b"]; on the command line: --data 'KEY=["a", "b"]'""",
     "dict_type": """must be a table: KEY = {"a": "b"}; on the command line: --data 'KEY={"a": "b"}'""",
 }
@@ -52,8 +54,8 @@ def explain(error: ValidationError, where: str | Callable[[str], str], model: ty
         elif item["type"] == "missing":
             lines.append(f"{place}: {key}: is missing and must be given")
         else:
-            message = _SYNTAX.get(item["type"], item["msg"].removeprefix("Value error, "))
-            message = message.replace("KEY", key)
+            syntax = _SYNTAX.get(item["type"])
+            message = syntax.replace("KEY", key) if syntax else item["msg"].removeprefix("Value error, ")
             if not item["loc"]:
                 lines.append(f"{place}: {message}")
                 continue
@@ -79,6 +81,9 @@ def keys_at(model: type[BaseModel], path: Sequence[int | str]) -> Iterable[str]:
 def _shown(key: str, value: Any) -> str:
     """A value as it was given, short; a token or a password is not shown back, nor what stands for one."""
     name = key.rsplit(".", 1)[-1]
-    secret = names_a_secret(name.removesuffix("_env"))
+    kind = name.removesuffix("_env")
+    if not str(value).startswith(("/", ".", "~")):  # a path is none; what stands for one may be
+        kind = kind.removesuffix("_file")
+    secret = names_a_secret(kind)
     text = repr(redact({name: value})[name]) if not secret or isinstance(value, bool) else MASK
     return text if len(text) <= 80 else text[:77] + "..."

@@ -9,7 +9,15 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 
 from tasks.mistakes import Mistakes, explain
 from tasks.recipe import Port, Route, SourceName
@@ -27,8 +35,22 @@ SHARED_FOLDERS = frozenset(
 # What the distribution owns: neither engine nor weights belong there.
 SYSTEM_FOLDERS = ("/bin", "/boot", "/etc", "/lib", "/lib64", "/proc", "/sbin", "/sys", "/usr")
 
-# The name of a variable on the controller; a token given in its place has lower-case letters.
-EnvName = Annotated[str, Field(pattern=r"^[A-Z_][A-Z0-9_]*$")]
+
+def _variable(name: str) -> str:
+    """The name of a variable on the controller; a token given in its place has lower-case letters."""
+    if not re.fullmatch(r"[A-Z_][A-Z0-9_]*", name):
+        raise ValueError("must be the name of a variable of this terminal that holds it, such as HF_TOKEN")
+    return name
+
+
+EnvName = Annotated[str, AfterValidator(_variable)]
+# texts that mean True or False (pydantic)
+SAID = frozenset(("true", "false", "t", "f", "yes", "no", "y", "n", "on", "off", "1", "0"))
+# where what people write into a yes-or-no setting belongs
+SECRET_PLACES = {
+    "api_key": "file run/api-key below root on the host",
+    "s3_credentials_env": "variables AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY of this terminal",
+}
 SupervisorChoice = Literal["auto", "systemd", "systemd-user", "supervisord"]
 
 
@@ -113,6 +135,14 @@ class Settings(BaseModel):
                 "must be an absolute path of letters, digits and . _ / + @ - (units break on others)"
             )
         return str(PurePosixPath(value))
+
+    @field_validator(*SECRET_PLACES, mode="before")
+    @classmethod
+    def _no_secret(cls, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, str) and value.lower() not in SAID:
+            place = SECRET_PLACES[info.field_name or ""]
+            raise ValueError(f"must be true or false; the secret itself belongs into the {place}")
+        return value
 
     @field_validator("root", "model_root")
     @classmethod

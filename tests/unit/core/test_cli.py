@@ -89,6 +89,10 @@ WRONG = [
     (["site", "rehearsal", "--no-wait"], "--no-wait is refused"),
     (["site", "rehearsal", "--data", "port"], "must be KEY=VALUE"),
     (["status", "rehearsal", "--data", "=5"], "--data '=5': must be KEY=VALUE"),
+    (
+        ["status", "rehearsal", "--data", "x hf_abcdefghijklmnopqrst"],
+        "--data 'x [redacted]': must be KEY=VALUE",
+    ),
     (["logs", "rehearsal", "-n", "many"], "-n needs a number"),
     (["logs", "rehearsal", "-n", "²"], "-n needs a number"),
     (["logs", "rehearsal", "-fnx"], "-nx needs a number"),

@@ -87,12 +87,33 @@ def test_folders_and_mirrors_without_a_password_are_taken() -> None:
         ({"hub_token_env": "hf_abcdefghijklmnopqrst"}, "hf_"),
         ({"modelscope_token_env": "letmein"}, "letmein"),
         ({"api_key": "letmein"}, "letmein"),
+        ({"s3_credentials_env": "AKIAIOSFODNN7EXAMPLE"}, "AKIA"),
+        ({"s3_credentials_file": "AKIAIOSFODNN7EXAMPLE:letmein"}, "letmein"),
     ],
 )
 def test_a_token_where_a_name_belongs_is_not_shown_back(given: dict[str, Any], secret: str) -> None:
     (line,) = wrong(**given)
     assert f"{next(iter(given))} = [redacted]: " in line
     assert secret not in line
+
+
+@pytest.mark.parametrize(
+    ("given", "fix"),
+    [
+        ({"api_key": "sk-verysecret123"}, "belongs into the file run/api-key below root on the host"),
+        ({"s3_credentials_env": "AKIA:x"}, "belongs into the variables AWS_ACCESS_KEY_ID and "),
+        ({"hub_token_env": "hf_x"}, "must be the name of a variable of this terminal that holds it"),
+        ({"deep": "letmein"}, "must be true or false"),
+    ],
+)
+def test_a_secret_in_the_wrong_place_is_told_its_right_one(given: dict[str, Any], fix: str) -> None:
+    (line,) = wrong(**given)
+    assert fix in line
+
+
+@pytest.mark.parametrize(("text", "value"), [("True", True), ("no", False), ("0", False), ("ON", True)])
+def test_whether_there_is_a_key_may_be_written_as_text(text: str, value: bool) -> None:
+    assert settings_from({"recipe": "rehearsal-cpu", "api_key": text}, str).api_key is value
 
 
 def test_a_source_that_needs_more_says_what() -> None:
