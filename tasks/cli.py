@@ -24,7 +24,7 @@ from tasks.compare import main as compare
 from tasks.interrupt import INTERRUPTED
 from tasks.mistakes import Mistakes, nearest
 from tasks.paths import DEPLOYS, INVENTORIES, ROOT, host_folder
-from tasks.redact import clean
+from tasks.redact import redact
 from tasks.streams import guard_streams
 from tasks.typed import remember, typed_from
 from tasks.writable import no_folder
@@ -174,7 +174,7 @@ def override_data(options: Mapping[str, Any]) -> dict[str, Any]:
     for item in options["data"]:
         key, equals, value = item.partition("=")
         if not equals or not key.strip():
-            raise Usage(clean(f"--data {item!r}: must be KEY=VALUE, e.g. --data port=8001"))
+            raise Usage(redact(f"--data {item!r}: must be KEY=VALUE, e.g. --data port=8001"))
         data[key] = parse_cli_arg(value)
     for key in ("ssh_user", "ssh_port", "ssh_key", "ssh_password"):
         if options[key] is not None:

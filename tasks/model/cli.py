@@ -20,7 +20,7 @@ from tasks.model.manifest import Difference, Listing
 from tasks.onhost import verify_weights
 from tasks.paths import ONHOST
 from tasks.recipe import Recipe, SourceName, load_recipe
-from tasks.redact import clean
+from tasks.redact import redact
 from tasks.settings import Settings, settings_from
 from tasks.writable import no_file
 
@@ -134,7 +134,7 @@ def data_of(items: Sequence[str]) -> dict[str, Any]:
 
     wrong = [item for item in items if "=" not in item]
     if wrong:
-        raise Mistakes([clean(f"--data {item!r}: must be KEY=VALUE") for item in wrong])
+        raise Mistakes([redact(f"--data {item!r}: must be KEY=VALUE") for item in wrong])
     return {key: parse_cli_arg(value) for key, _, value in (item.partition("=") for item in items)}
 
 
