@@ -36,6 +36,7 @@ FIGURES: dict[str, bool] = {
     "joules_per_output_token": False,
     "acceptance_rate": True,
 }
+MOST = 1e100  # more is no figure; the ratio of two such figures is still a number
 PROTOCOL = ("input", "output", "concurrency", "prompts", "rate")
 
 
@@ -193,6 +194,8 @@ def read_benchmark(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise NoBenchmark(f"{path} cannot be read: {error}") from None
+    except RecursionError:
+        raise NoBenchmark(f"{path} cannot be read: it is nested too deep") from None
     if isinstance(found, dict) and isinstance(found.get("bench"), dict):
         found = found["bench"]
     if not isinstance(found, dict) or not isinstance(found.get("cases"), list):
@@ -212,9 +215,12 @@ def _whole(case: dict[str, Any]) -> bool:
     if not isinstance(case.get("name"), str) or not isinstance(case.get("counted", 0), int):
         return False
     values = [[median[name], *ends] for name in median if isinstance(ends := spread.get(name), list)]
-    return len(values) == len(median) and all(
-        len(row) == 3 and all(isinstance(value, int | float) for value in row) for row in values
-    )
+    return len(values) == len(median) and all(len(row) == 3 and all(map(_figure, row)) for row in values)
+
+
+def _figure(value: Any) -> bool:
+    """A number that can be reckoned with: JSON may hold NaN, infinities and integers of any length."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and -MOST < value < MOST
 
 
 def text_of(found: Comparison) -> str:

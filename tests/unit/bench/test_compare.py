@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +168,48 @@ def test_a_damaged_file_is_named_and_ends_with_2(
     file.write_text(json.dumps({"verdict": "pass", "cases": [case]}))
     assert c.main([str(file), str(file)], tmp_path) == 2
     assert f"{file} is damaged: the case " in capsys.readouterr().err
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Every place in a document."""
+    yield path
+    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in pairs:
+        yield from places(inner, (*path, key))
+
+
+ODD = [None, 5, -1.5, 10**400, float("inf"), float("nan"), True, "x", "\ud800", [], {}, [None], {"a": 1}]
+
+
+def damaged(whole: dict[str, Any]) -> Iterator[str]:
+    """The document with something else, or nothing, at each of its places; and one that has no bottom."""
+    for path in places(whole):
+        for odd in [*ODD, KeyError]:
+            found: Any = {"all": copy.deepcopy(whole)}
+            *way, last = ("all", *path)
+            here = found
+            for key in way:
+                here = here[key]
+            if odd is KeyError:
+                del here[last]
+            else:
+                here[last] = odd
+            yield json.dumps(found.get("all"))
+    yield "[" * 100_000
+
+
+def test_no_damage_of_a_file_is_a_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = {**document(ttft_p50_ms=(1, 2, 3), acceptance_rate=(0, 0, 0)), "facts": {"cpu": {"model": "x"}}}
+    good, bad = tmp_path / "good.json", tmp_path / "bad.json"
+    good.write_text(json.dumps(whole))
+    codes = set()
+    for text in damaged(whole):
+        bad.write_text(text)
+        for pair in ([str(bad), str(good)], [str(good), str(bad)]):
+            code = c.main(pair, tmp_path)
+            said = capsys.readouterr()
+            codes.add((code, bool(said.out), bool(said.err)))
+    assert codes == {(0, True, False), (2, False, True)}
 
 
 def test_what_else_is_damaged_is_not_compared(tmp_path: Path) -> None:
