@@ -254,7 +254,7 @@ def run_job(
         if clock() - began > BUSY_SECONDS:
             break
     if word == "other":
-        why = f"another run's {job.name} is at work here, for other inputs ({rest[:12]})"
+        why = f"another {job.name} job is running for other inputs ({rest[:12]})"
         return Outcome(False, 0, {}, "", f"{why}\nFix: wait until it ends (rackwright status INVENTORY)")
     if word == "busy":
         why = f"another run has been starting {job.name} for {BUSY_SECONDS} s; run again in two minutes"

@@ -20,6 +20,8 @@ from tasks.remote import LostHost, quote
 from tasks.state import HostState
 
 LEFT_SECONDS = 3600
+# Steps that may run where nothing is installed; others would only leave their programs there.
+ANYWHERE = {"mirrors", "environment", "stop", "uninstall"}
 GONE = "rackwright was uninstalled on this host meanwhile\nFix: rackwright site INVENTORY"
 
 
@@ -115,6 +117,8 @@ def _run(state: Any, host: Any, work: Step) -> bool:
     plan, began = work.plan, time.monotonic()
     plan.record.step(work.name, "running", label=work.label)
     try:
+        if not plan.state.ours and work.name not in ANYWHERE:
+            raise StepFailed(f"nothing is installed in {plan.layout.root}\nFix: rackwright site INVENTORY")
         plan.dirty = True
         plan.ship()
         done = work.act()
@@ -126,7 +130,8 @@ def _run(state: Any, host: Any, work: Step) -> bool:
             written = plan.remote.run(receipt.write(plan.layout.receipts) + over)
             plan.jobs_used.clear()
             if not written.ok:
-                raise StepFailed(f"the receipt cannot be written: {written.stderr.strip()}")
+                why = f"the receipt cannot be written: {written.stderr.strip()}"
+                raise StepFailed(f"{why}\nFix: free space or make it writable, then run this again")
     except (StepFailed, Stop) as failure:
         return _fail(state, host, work, str(failure), getattr(failure, "log", []), time.monotonic() - began)
     except LostHost as lost:

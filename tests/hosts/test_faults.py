@@ -252,3 +252,13 @@ def test_a_host_that_fails_midway_does_not_stop_the_other(
     assert "engine failed on gpu1" in output
     assert site.report("gpu1")["verdict"] == "fail"
     assert site.report("gpu2")["verdict"] == "pass"
+
+
+def test_verbs_for_what_is_installed_leave_nothing_where_nothing_is(
+    systemd_host: Machine, tmp_path: Path
+) -> None:
+    site = Site(tmp_path, [systemd_host])
+    site.prepare(systemd_host)
+    for verb in ("start", "restart", "rollback", "promote", "serve", "accept", "bench", "manifest"):
+        assert "rackwright site" in site.run(verb, "-y", rc=1), verb
+        assert systemd_host.run(f"ls -A {ROOT} 2>/dev/null || :").stdout == "", verb

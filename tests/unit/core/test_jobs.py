@@ -431,7 +431,7 @@ def test_inputs_of_others_are_refused_with_what_to_do(tmp_path: Path) -> None:
             time.sleep(0.01)
         outcome = asked_anew(tmp_path, "def", "1", "true", [])
         assert outcome.why == (
-            "another run's bench is at work here, for other inputs (abc-1)\n"
+            "another bench job is running for other inputs (abc-1)\n"
             "Fix: wait until it ends (rackwright status INVENTORY)"
         )
         assert first.result().ok
