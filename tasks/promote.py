@@ -13,19 +13,24 @@ from tasks.digest import digest_of
 from tasks.jobs import Job, Outcome, in_time, run_job, status
 from tasks.launch import LaunchSpec
 from tasks.plan import Plan
-from tasks.proven import proof_of, proof_receipt, proven_mode
+from tasks.proven import STEP, proof_of, proof_receipt, proven_mode, proven_otherwise
 from tasks.receipts import Receipt
 from tasks.recipe import SAFE_MODE
 from tasks.remote import quote
 from tasks.report_serving import table
 from tasks.service import (
     PROMOTE_JOB,
+    SERVE_ANEW,
     Service,
     files_are_there,
     files_of,
+    keep_files,
     look_ready,
+    port_is_ours,
     prepare,
+    put_back,
     refuse_other_settings,
+    what_serves,
 )
 from tasks.startup import SPARE_SECONDS, bring_up, done_of, explain, service_request
 from tasks.steps import Done, StepFailed, onhost, python_of
@@ -325,7 +330,11 @@ class Rollback:
         return f"{SAFE_MODE} serves" if look_ready(plan, spec)["ready"] else None
 
     def act(self) -> Done:
-        """End a promotion that runs; then stop what serves and start the safe mode."""
+        """End a promotion that runs; then stop what serves and start the safe mode.
+
+        What would keep it from coming up is found before anything is stopped; if it still does not, what
+        served serves again. A recipe changed since then changes nothing: the way back is to what was proven.
+        """
         plan = self.plan
         if plan.receipt("service") is None:
             raise StepFailed("no service is installed here\nFix: rackwright site INVENTORY")
@@ -340,10 +349,24 @@ class Rollback:
             if self.unchanged():
                 return Done(detail={"ended": "promotion"}, receipt=False)
         spec = plan.spec(SAFE_MODE)
-        prepare(plan, spec)
+        for mode in plan.recipe.serve.modes:
+            refuse_other_settings(plan, plan.spec(mode))
+        port_is_ours(plan, spec)
+        old = what_serves(plan)
+        if old is not None and old.name == spec.name:
+            old = None
+        as_it_was = proven_otherwise(plan, spec)
+        if as_it_was:
+            plan.say(f"rollback: {spec.name} starts as it was proven; for its flags of now: {SERVE_ANEW}")
+        else:
+            if old:
+                keep_files(plan, spec)
+            prepare(plan, spec)
+        proven = plan.receipt(STEP)
         written = plan.remote.run(proof_receipt(plan, spec.mode).write(plan.layout.receipts))
         if not written.ok:
-            raise StepFailed(f"the receipt cannot be written: {written.stderr.strip()}")
+            why = f"the receipt cannot be written: {written.stderr.strip()}"
+            raise StepFailed(f"{why}\nFix: free space or make it writable, then run this again")
         others = [name for name in plan.service_names if name != spec.name and plan.services[name].installed]
         before = [
             *(plan.supervisor.stop(name) for name in others),
@@ -351,5 +374,12 @@ class Rollback:
             plan.supervisor.at_boot(spec.name, plan.service_names),
             plan.supervisor.start(spec.name),
         ]
-        result = bring_up(plan, spec, before, Service(plan, SAFE_MODE).draft())
+        draft = None if as_it_was else Service(plan, SAFE_MODE).draft()
+        try:
+            result = bring_up(plan, spec, before, draft, put_back(plan, spec, old) if old else None)
+        except StepFailed:
+            if old and proven:
+                boot = plan.supervisor.at_boot(old.name, plan.service_names)
+                plan.remote.run(f"{proven.write(plan.layout.receipts)} && {{ {boot}; }}")
+            raise
         return Done(detail={"start": done_of(result)}, receipt=False)

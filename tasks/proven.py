@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from tasks.installed import installed_of
+from tasks.launch import LaunchSpec
 from tasks.plan import Plan
 from tasks.receipts import Receipt
 from tasks.steps import StepFailed
@@ -27,6 +29,15 @@ def proof_of(plan: Plan, mode: str) -> dict[str, Any] | None:
     receipt = plan.receipt(STEP)
     proof: dict[str, Any] | None = (receipt.detail.get("modes") or {}).get(mode) if receipt else None
     return proof if proof and proof.get("spec") == plan.spec(mode).digest else None
+
+
+def proven_otherwise(plan: Plan, spec: LaunchSpec) -> bool:
+    """The service is installed with other flags than it would have now, and with those it was proven."""
+    receipt, now = plan.receipt(STEP), installed_of(plan, spec.name)
+    if receipt is None or now is None or not now.spec:
+        return False
+    proof = str(((receipt.detail.get("modes") or {}).get(spec.mode) or {}).get("spec") or "")
+    return proof.startswith(now.spec) and not spec.digest.startswith(now.spec)
 
 
 def boot_mode(plan: Plan, otherwise: str) -> str:

@@ -185,7 +185,8 @@ def refuse_unless_serving(plan: Plan, *, ask: bool = True) -> LaunchSpec:
             f"{others[0].name} serves here, not {spec.name}\nFix: add --data mode={others[0].mode}"
         )
     if service.settled and not is_coming_up(plan):
-        raise StepFailed(f"nothing serves here: {spec.name} does not run\nFix: rackwright start INVENTORY")
+        verb = "start" if plan.receipt("service") else "site"
+        raise StepFailed(f"nothing serves here: {spec.name} does not run\nFix: rackwright {verb} INVENTORY")
     raise StepFailed(f"{spec.name} is starting and does not answer yet\nFix: wait for it: {LOOK}")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 
 import pytest
+from machines import free_port
 from serving import PACE, ROOT, Client, Served, on_trial, provisioned, unchanged, wait_for
 
 EAGER, FAST = "eager", "optimized"
@@ -68,6 +69,30 @@ def test_rollback_after_a_promotion_serves_eager_from_now_on(host: Served) -> No
     assert_eager_is_back(host)
     assert unchanged(host.run("rollback"))
     assert unchanged(host.run("serve"))
+
+
+def test_a_rollback_that_cannot_succeed_leaves_what_serves(host: Served) -> None:
+    host.calm()
+    if not host.serves(FAST):
+        host.run("promote")
+    before = host.pids()
+    output = host.run("rollback", "--data", f"port={free_port()}", rc=1)
+    assert "installed with other settings" in output
+    assert host.pids() == before, "it was refused before anything was stopped"
+    host.eager_faults("dies_at_start")
+    assert "optimized serves again as before" in host.run("rollback", rc=1)
+    wait_for(lambda: host.serves(FAST))
+
+
+def test_a_rollback_is_to_what_was_proven_whatever_the_recipe_says_now(host: Served) -> None:
+    host.calm()
+    if not host.serves(FAST):
+        host.run("promote")
+    host.recipe(host.recipe().replace("[serve.flags]", "[serve.flags]\nmax-num-seqs = 7"))
+    assert "rackwright-eager starts as it was proven" in host.run("rollback")
+    assert_eager_is_back(host)
+    assert all("max-num-seqs" not in word for words in host.engines() for word in words)
+    host.calm()
 
 
 @pytest.mark.parametrize(
