@@ -63,6 +63,7 @@ IDENTITY_KEYS = {
 }
 MOST_BYTES = 16 * 1024 * 1024  # of one answer; more is a flood
 MOST_CALLS = 128  # in one answer
+DEEPEST = 100  # levels of lists and objects in a JSON text
 MOST_LOOKS = 20  # at a gauge, until it shows a request that runs
 RANDOM = "the checkpoint has random weights"
 
@@ -138,6 +139,25 @@ COMPILED = re.compile(
 SECRETS = re.compile(
     r"(?i)(bearer\s+|api[-_]?key[\"'\s:=]+|token[\"'\s:=]+)[^\s\"',}]{8,}|\b(sk|hf|ms)[-_][A-Za-z0-9_-]{16,}"
 )
+
+
+def loads(text: str) -> Any:
+    """What a JSON text holds. Raises ValueError, also where it is nested too deep to be walked through."""
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+    level = [value]
+    for _ in range(DEEPEST):
+        level = [
+            inner
+            for one in level
+            if isinstance(one, (dict, list))
+            for inner in (one.values() if isinstance(one, dict) else one)
+        ]
+        if not level:
+            return value
+    raise ValueError("it is nested more than %d levels deep" % DEEPEST)
 
 
 def redact(value: Any, key: str | None) -> Any:
@@ -294,7 +314,7 @@ class Exchange:
                 "response": {"status": self.status, "body": "[redacted]"},
             }
         try:
-            answer: Any = json.loads(self.text)
+            answer: Any = loads(self.text)
         except ValueError:
             answer = self.text
         response = {"status": self.status, "body": answer, "seconds": round(self.seconds, 3)}
@@ -465,7 +485,7 @@ class Client:
         """A request whose answer should be JSON; the value is None when it is not."""
         exchange = self.send(method, path, body, seconds=seconds)
         try:
-            return exchange, json.loads(exchange.text)
+            return exchange, loads(exchange.text)
         except ValueError:
             return exchange, None
 
@@ -484,7 +504,7 @@ class Call:
     def parsed(self) -> Any:
         """The arguments as JSON; None when they are not."""
         try:
-            return json.loads(self.arguments)
+            return loads(self.arguments)
         except ValueError:
             return None
 
@@ -568,7 +588,7 @@ def read_stream(answer: Answer, lines: Iterator[tuple[float, bytes]]) -> None:
         if answer.done:
             problems.append("data came after [DONE]")
         try:
-            chunk = json.loads(event.data)
+            chunk = loads(event.data)
         except ValueError:
             problems.append("an event is no JSON: " + event.data[:80])
             continue
@@ -594,7 +614,7 @@ def read_stream(answer: Answer, lines: Iterator[tuple[float, bytes]]) -> None:
 def read_whole(answer: Answer, text: str) -> None:
     """Read an answer that came in one body."""
     try:
-        answer.body = json.loads(text)
+        answer.body = loads(text)
     except ValueError:
         raise Failed("the answer is no JSON", answer.exchange) from None
     wrong = error_in(answer.body)
@@ -793,7 +813,7 @@ class Run:
 def error_in_text(text: str) -> str:
     """The error message in a body, or its beginning."""
     try:
-        return error_in(json.loads(text)) or text[:200]
+        return error_in(loads(text)) or text[:200]
     except ValueError:
         return text[:200]
 
@@ -1315,7 +1335,7 @@ def json_schema(run: Run) -> str:
     for attempt in range(1 if run.knowledge else 3):  # random weights may fill the room with white space
         answer = run.chat({**body, "temperature": attempt and 1, "seed": attempt})
         try:
-            wrong = fits(CITY_SCHEMA, json.loads(answer.text))
+            wrong = fits(CITY_SCHEMA, loads(answer.text))
         except ValueError:
             wrong = "the answer is no JSON: %r" % answer.text[:80]
         if wrong is None:
@@ -1943,7 +1963,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
 def values_from(options: argparse.Namespace) -> Json:
     """The parameters of the command line, in the shape of those on stdin."""
     try:
-        expect = json.loads(options.expect)
+        expect = loads(options.expect)
     except ValueError as error:
         raise Usage("--expect is no JSON: %s" % error) from None
     skip = {}
@@ -1980,7 +2000,7 @@ def main(argv: list[str]) -> int:
     try:
         if options.stdin:
             try:
-                values = json.loads(sys.stdin.read())
+                values = loads(sys.stdin.read())
             except ValueError as error:
                 raise Usage("stdin is no JSON: %s" % error) from None
             if not isinstance(values, dict):

@@ -743,7 +743,7 @@ class OwnLoad:
             for event in accept.events_of(lines, error):
                 if event.data == "[DONE]":
                     continue
-                chunk = json.loads(event.data)
+                chunk = accept.loads(event.data)
                 if accept.error_in(chunk):
                     error.append(str(accept.error_in(chunk)))
                 usage.update(chunk.get("usage") or {})
@@ -963,7 +963,7 @@ def values_from(argv: list[str]) -> tuple[Json, bool]:
     given = parser.parse_args(argv)
     if given.stdin:
         try:
-            values = json.load(sys.stdin)
+            values = accept.loads(sys.stdin.read())
         except ValueError as error:
             raise Refused("usage", "stdin is no JSON: %s" % error, "give one JSON object") from None
         if not isinstance(values, dict):

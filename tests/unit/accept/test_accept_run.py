@@ -137,6 +137,18 @@ def test_what_is_no_completion_fails_with_its_cause(raw_server: Any, answer: byt
     assert said in result["checks"][0]["summary"]
 
 
+@pytest.mark.parametrize("body", [b"[" * 100_000, b'{"error":' * 400 + b"1" + b"}" * 400])
+def test_an_answer_without_a_bottom_fails_its_checks_and_not_the_run(raw_server: Any, body: bytes) -> None:
+    url = raw_server(OK + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+    asked = [one.id for one in accept.CHECKS if one.since == "smoke"]
+    parameters = accept.parameters_from({"base_url": url, "model": MODEL, "checks": asked, "patience": 0.1})
+    result = accept.accept(parameters, None)
+    verdicts = {c["id"]: c["verdict"] for c in result["checks"]}
+    assert [verdicts[name] for name in ("models.name", "chat.plain", "chat.stream")] == ["fail"] * 3
+    assert not [c["summary"] for c in result["checks"] if "unforeseen shape" in c["summary"]]
+    assert len(json.dumps(result)) < 100_000
+
+
 def test_an_answer_in_an_unforeseen_shape_fails_its_check_and_not_the_run(raw_server: Any) -> None:
     body = json.dumps({"choices": [{"message": {"content": "x", "tool_calls": [7]}}]}).encode()
     url = raw_server(OK + b"Content-Length: %d\r\n\r\n" % len(body) + body)
@@ -299,6 +311,7 @@ def test_stdin_gives_one_json_document_on_stdout_and_progress_on_stderr(bench: B
         (["--base-url", "http://h:1", "--model", "m", "--expect", "{"], None, "--expect is no JSON"),
         (["--stdin"], "{", "stdin is no JSON"),
         (["--stdin"], "[]", "stdin must be one JSON object"),
+        (["--stdin"], "[" * 100_000, "stdin is no JSON: it is nested too deep"),
         (["--profile", "quick"], None, "invalid choice"),
     ],
 )
