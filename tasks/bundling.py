@@ -30,6 +30,7 @@ from typing import Any
 
 from tasks import __version__
 from tasks.digest import digest_of_file
+from tasks.endpoints import PYTORCH_INDEX
 from tasks.engines.wheelhouse import entries_here, sums_of
 from tasks.jobs import in_units
 from tasks.mistakes import Mistakes
@@ -38,7 +39,6 @@ from tasks.onhost.wheel_lock import Pin, batches, parse_lock, wheel_identity
 from tasks.paths import MINIFORGE, ONHOST, ROOT, TOOLS_LOCK, UV_LOCK
 from tasks.recipe import ROUTES, DockerRoute, Recipe, SourceRoute, WheelRoute, load_recipe
 
-PYTORCH_INDEX = "https://download.pytorch.org/whl/"
 # wheels of the locks run on this glibc and newer ones
 GLIBC_MINOR = 31
 LEGACY = ("manylinux2014", "manylinux2010", "manylinux1")

@@ -16,6 +16,7 @@ from tasks.checks.build import fitting_python
 from tasks.checks.words import names
 from tasks.facts import Unless
 from tasks.model.sources import need_clients, source_of
+from tasks.onhost.shared import mirrored
 from tasks.onhost.wheel_lock import canonical, parse_lock
 from tasks.paths import MINIFORGE, ROOT, TOOLS_LOCK
 from tasks.proxy import served
@@ -25,7 +26,7 @@ from tasks.remote import quote
 if TYPE_CHECKING:
     from tasks.plan import Plan
 
-PYTORCH = "https://download.pytorch.org/whl/"
+PYTORCH_INDEX = "https://download.pytorch.org/whl/"
 MIRROR = "https://pypi.tuna.tsinghua.edu.cn/simple"
 HUBS = {"huggingface": "https://huggingface.co", "modelscope": "https://modelscope.cn"}
 
@@ -176,7 +177,9 @@ def _extra_indexes(plan: Plan) -> list[EndpointNeed]:
     else:
         urls, unless = settings.extra_index_urls or [], Unless(_engine_done(plan))
     if isinstance(pins, SourceRoute) and not _built_here(plan):
-        base = settings.torch_index_url or (PYTORCH + pins.torch_backend if pins.torch_backend else None)
+        base = settings.torch_index_url or (
+            PYTORCH_INDEX + pins.torch_backend if pins.torch_backend else None
+        )
         if base:
             needs.append(_extra(plan, "torch_index", base, "torch for this CUDA", Unless(_engine_done(plan))))
     for number, url in enumerate(urls, 1):
@@ -298,8 +301,7 @@ def _built_here(plan: Plan) -> bool:
 
 def _with_mirrors(plan: Plan, name: str, url: str) -> list[tuple[str, str]]:
     """(name, URL) of an address and of its mirrors, which are tried first."""
-    mirrors = plan.settings.url_mirrors.items()
-    near = [new + url[len(old) :] for old, new in mirrors if url.startswith(old)]
+    near = mirrored(url, [list(pair) for pair in plan.settings.url_mirrors.items()])
     return [
         (name if place == 0 else f"{name}.{place + 1}", found) for place, found in enumerate((*near, url))
     ]

@@ -7,6 +7,7 @@ import tomllib
 from typing import Any
 
 from tasks.digest import digest_of, digest_of_file
+from tasks.endpoints import PYTORCH_INDEX
 from tasks.mirrors import others, picked
 from tasks.model.sources import need_clients
 from tasks.offline import bundle_of
@@ -16,8 +17,6 @@ from tasks.proxy import through_proxy
 from tasks.receipts import Artifact
 from tasks.recipe import DockerRoute, PinnedWheel
 from tasks.steps import Done, job, onhost, python_of
-
-PYTORCH_INDEX = "https://download.pytorch.org/whl/"
 
 
 def wanted_python(plan: Plan) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.digest import digest_of, digest_of_file
+from tasks.endpoints import PYTORCH_INDEX
 from tasks.engines.properties import verified
 from tasks.engines.wheelhouse import (
     FILES,
@@ -23,7 +24,6 @@ from tasks.engines.wheelhouse import (
     sums_of,
 )
 from tasks.env import (
-    PYTORCH_INDEX,
     index_settings,
     install_locked,
     pinned_wheels,

@@ -26,12 +26,11 @@ digest of commit, torch, nvcc's CUDA, arch list, Python, glibc and machine.
 
 stdout: {"key": {...}, "id", "wheel": {"file", "sha256", "bytes"}, "folder", "jobs", "tries", "seconds",
 "changed"} or {"error": {"id", "what", "file", "fix"}} with exit status 1. Ids: usage (status 2), memory,
-compiler, cuda, disk_full, tools, interrupted.
+compiler, cuda, disk_full, permission, system, tools, interrupted.
 """
 
 from __future__ import annotations
 
-import errno
 import glob
 import hashlib
 import json
@@ -45,6 +44,12 @@ import subprocess
 import sys
 import time
 from typing import Any, Callable, Dict, List, NamedTuple, NoReturn, Optional, Tuple
+
+try:
+    from .shared import Problem, of_the_system, sha256_of
+except ImportError:  # a program on a host: its neighbours are in the same folder, not in a package
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+    from shared import Problem, of_the_system, sha256_of  # type: ignore[import-not-found,no-redef]
 
 GIB = 1 << 30
 BYTES_PER_JOB = 5 * GIB  # vLLM's kernels take nvcc 4 to 6 GB (vLLM issues on MAX_JOBS)
@@ -60,18 +65,6 @@ KILLED = re.compile(
     r"Cannot allocate memory|virtual memory exhausted|std::bad_alloc|out of memory allocating",
     re.M,
 )
-
-
-class Problem(Exception):
-    """Why there is no wheel, in the words of the answer."""
-
-    def __init__(self, identifier: str, what: str, fix: str, file: Optional[str] = None):
-        super().__init__(what)
-        self.id, self.what, self.fix, self.file = identifier, what, fix, file
-
-    def document(self) -> Dict[str, Any]:
-        """The answer on stdout."""
-        return {"error": {"id": self.id, "what": self.what, "file": self.file, "fix": self.fix}}
 
 
 # ---------------------------------------------------------------- pure: how many jobs
@@ -386,15 +379,6 @@ def run(
                 os.killpg(child.pid, signal.SIGKILL)
             raise
     return status, tail + rest.decode("utf-8", "replace")
-
-
-def sha256_of(path: str) -> str:
-    """SHA-256 of a file, in constant memory."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as stream:
-        for block in iter(lambda: stream.read(1 << 20), b""):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def digest_of(value: Any) -> str:
@@ -728,12 +712,7 @@ def main(arguments: List[str]) -> int:
         print(json.dumps(problem.document()))
         return 2 if problem.id == "usage" else 1
     except OSError as error:
-        kind = "disk_full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "tools"
-        print(
-            json.dumps(
-                Problem(kind, str(error), "free space, or read the message", error.filename).document()
-            )
-        )
+        print(json.dumps(of_the_system(error).document()))
         return 1
     print(json.dumps(result))
     return 0

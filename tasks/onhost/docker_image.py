@@ -24,7 +24,7 @@ here: versions by a container without network, GPUs by nvidia-smi in a container
 stdout: {"image", "ref", "id", "digest", "how", "versions", "cuda", "gpu", "gpus", "bytes", "changed",
 "seconds"}, where `ref` is what to run and `gpu` how GPUs are given ("runtime", "cdi", "gpus" or null); or
 {"error": {"id", "what", "file", "fix"}} with exit status 1. Ids: usage (status 2), docker, permission,
-purged, unreachable, digest, disk_full, damaged, contents, toolkit, gpus.
+purged, unreachable, digest, disk_full, damaged, contents, toolkit, gpus, system.
 """
 
 from __future__ import annotations
@@ -39,6 +39,12 @@ import subprocess
 import sys
 import time
 from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
+
+try:
+    from .shared import Problem, of_the_system
+except ImportError:  # a program on a host: its neighbours are in the same folder, not in a package
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+    from shared import Problem, of_the_system  # type: ignore[import-not-found,no-redef]
 
 TIMEOUT = 600
 VERSIONS = r"""
@@ -59,18 +65,6 @@ except Exception as error:
 print("\n" + json.dumps({"versions": found, "cuda": cuda}))
 """
 ALWAYS = ("vllm", "torch", "flashinfer-python", "flashinfer-cubin")
-
-
-class Problem(Exception):
-    """Why the image cannot be used, in the words of the answer."""
-
-    def __init__(self, identifier: str, what: str, fix: str, file: Optional[str] = None):
-        super().__init__(what)
-        self.id, self.what, self.fix, self.file = identifier, what, fix, file
-
-    def document(self) -> Dict[str, Any]:
-        """The answer on stdout."""
-        return {"error": {"id": self.id, "what": self.what, "file": self.file, "fix": self.fix}}
 
 
 def log(line: str) -> None:
@@ -486,6 +480,9 @@ def main(arguments: List[str]) -> int:
     except subprocess.TimeoutExpired as error:
         what = "docker did not answer in %d s: %s" % (error.timeout, " ".join(error.cmd)[:120])
         print(json.dumps(Problem("docker", what, "systemctl restart docker").document()))
+        return 1
+    except OSError as error:
+        print(json.dumps(of_the_system(error).document()))
         return 1
     print(json.dumps(answer))
     return 0

@@ -14,13 +14,12 @@ NAME.DIGEST.part and gone on with; what has a wrong hash is set aside as NAME.re
 server that asks for patience gets it; one that hardly sends anything makes way for the next address.
 
 stdout: {"files": [{"file", "sha256", "bytes", "from"}], "fetched_bytes"} or {"error": {"id", "what", "file",
-"fix"}} with exit status 1. Ids: usage (status 2), unreachable, hash_mismatch, disk_full, permission.
+"fix"}} with exit status 1. Ids: usage (status 2), unreachable, hash_mismatch, disk_full, permission,
+system.
 """
 
 from __future__ import annotations
 
-import errno
-import hashlib
 import json
 import os
 import re
@@ -32,30 +31,18 @@ from typing import Any, Dict, List, Optional
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
+try:
+    from .shared import NO_ROOM, Problem, mirrored, of_the_system, redact, sha256_of
+except ImportError:  # a program on a host: its neighbours are in the same folder, not in a package
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+    from shared import NO_ROOM, Problem, mirrored, of_the_system, redact, sha256_of  # type: ignore[import-not-found,no-redef]
+
 BLOCK = 1 << 20
 ATTEMPTS = 4
 TIMEOUT = 30
 # less than this many bytes a second over so many seconds is no line to wait for
 SLOW_RATE, SLOW_SECONDS = 1000, 30
 LONGEST_WAIT = 60
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
-
-
-class Problem(Exception):
-    """Why a file cannot be had, in the words of the answer."""
-
-    def __init__(self, identifier: str, what: str, fix: str, file: Optional[str] = None):
-        super().__init__(what)
-        self.id, self.what, self.fix, self.file = identifier, what, fix, file
-
-    def document(self) -> Dict[str, Any]:
-        """The answer on stdout."""
-        return {"error": {"id": self.id, "what": redact(self.what), "file": self.file, "fix": self.fix}}
-
-
-def redact(text: str) -> str:
-    """Credentials in URLs replaced."""
-    return re.sub(r"(?<=://)[^/@\s]+(?=@)", "****", text)
 
 
 def log(line: str) -> None:
@@ -78,15 +65,6 @@ class Reporter:
                 "unit": "bytes", "note": note,
             }  # fmt: skip
             print("#progress " + json.dumps(state), file=sys.stderr, flush=True)
-
-
-def sha256_of(path: str) -> str:
-    """SHA-256 of a file, in constant memory."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as stream:
-        for block in iter(lambda: stream.read(BLOCK), b""):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def settle(part: str, path: str) -> None:
@@ -200,10 +178,8 @@ def bring(one: Dict[str, Any], request: Dict[str, Any], report: Reporter) -> Dic
         refuse(candidate)
         os.unlink(copy)
     part = "%s.%s.part" % (path, wanted[:12])
-    urls = []
-    for url in one.get("urls") or []:
-        urls += [new + url[len(old) :] for old, new in request["mirrors"] if url.startswith(old)]
-    urls += one.get("urls") or []
+    own = one.get("urls") or []
+    urls = [*(near for url in own for near in mirrored(url, request["mirrors"])), *own]
     why: List[str] = []
     for place, url in enumerate([] if request["offline"] else urls):
         most, tries, alone = size_of(part), 0, not os.path.exists(part)
@@ -280,9 +256,7 @@ def main(arguments: List[str]) -> int:
         print(json.dumps(problem.document()))
         return 2 if problem.id == "usage" else 1
     except OSError as error:
-        kind = "disk_full" if error.errno in NO_ROOM else "permission"
-        fix = "free space there and run again" if kind == "disk_full" else "let this user write there"
-        print(json.dumps(Problem(kind, str(error), fix, error.filename).document()))
+        print(json.dumps(of_the_system(error).document()))
         return 1
     print(json.dumps({"files": rows, "fetched_bytes": report.done}))
     return 0

@@ -26,12 +26,11 @@ that it stood for is in the answer.
 
 stdout: {"commit", "tree", "how", "changed", "dependencies": [{"name", "repo", "ref", "commit", "path", "how",
 "proven"}], "seconds"} or {"error": {"id", "what", "file", "fix"}} with exit status 1. Ids: usage (status 2),
-git_missing, unreachable, wrong_commit, unproven, damaged, cmake, disk_full, permission.
+git_missing, unreachable, wrong_commit, unproven, damaged, cmake, disk_full, permission, system.
 """
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
@@ -43,23 +42,16 @@ import tarfile
 import time
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
+try:
+    from .shared import NO_ROOM, Problem, mirrored, of_the_system, redact
+except ImportError:  # a program on a host: its neighbours are in the same folder, not in a package
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+    from shared import NO_ROOM, Problem, mirrored, of_the_system, redact  # type: ignore[import-not-found,no-redef]
+
 WHOLE = "rackwright-whole"
 ATTEMPTS = 2
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 # other devices' files declare dependencies that this build never reads (vLLM: cmake/cpu_extension.cmake)
 DEVICES = ("cpu", "cuda", "rocm", "hip", "xpu", "tpu")
-
-
-class Problem(Exception):
-    """Why the source cannot be had, in the words of the answer."""
-
-    def __init__(self, identifier: str, what: str, fix: str, file: Optional[str] = None):
-        super().__init__(what)
-        self.id, self.what, self.fix, self.file = identifier, what, fix, file
-
-    def document(self) -> Dict[str, Any]:
-        """The answer on stdout."""
-        return {"error": {"id": self.id, "what": redact(self.what), "file": self.file, "fix": self.fix}}
 
 
 class Dependency(NamedTuple):
@@ -75,11 +67,6 @@ class Dependency(NamedTuple):
     def folder(self) -> str:
         """The folder below FETCHCONTENT_BASE_DIR where CMake looks for it."""
         return self.name.lower() + "-src"
-
-
-def redact(text: str) -> str:
-    """Credentials in URLs replaced."""
-    return re.sub(r"(?<=://)[^/@\s]+(?=@)", "****", text)
 
 
 def is_commit(ref: str) -> bool:
@@ -199,11 +186,6 @@ def dependencies_of(tree: str, target: str, skip: List[str]) -> List[Dependency]
                 raise Problem("cmake", what, "name it under `skip`, or set the build's target", one.where)
             chosen[one.name.lower()] = one
     return list(chosen.values())
-
-
-def mirrored(url: str, mirrors: List[List[str]]) -> List[str]:
-    """Addresses at mirrors for a repository's address."""
-    return [new + url[len(old) :] for old, new in mirrors if url.startswith(old)]
 
 
 # ---------------------------------------------------------------- progress, processes
@@ -718,9 +700,7 @@ def main(arguments: List[str]) -> int:
         print(json.dumps(problem.document()))
         return 2 if problem.id == "usage" else 1
     except OSError as error:
-        kind = "disk_full" if error.errno in NO_ROOM else "permission"
-        fix = "free space there and run again" if kind == "disk_full" else "let this user write there"
-        print(json.dumps(Problem(kind, str(error), fix, error.filename).document()))
+        print(json.dumps(of_the_system(error).document()))
         return 1
     print(json.dumps(answer))
     return 0

@@ -60,9 +60,11 @@ from urllib.request import pathname2url
 
 try:
     from . import wheel_lock as wl
+    from .shared import redact, sha256_of
 except ImportError:  # a program on a host: its neighbours are in the same folder, not in a package
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
     import wheel_lock as wl  # type: ignore[import-not-found,no-redef]
+    from shared import redact, sha256_of  # type: ignore[import-not-found,no-redef]
 
 MARKER = ".rackwright-installing"
 LOCKFILE = ".lock"
@@ -219,7 +221,7 @@ class Reporter:
     @staticmethod
     def log(line: str) -> None:
         """A line for the log."""
-        print(wl.redact(line), file=sys.stderr, flush=True)
+        print(redact(line), file=sys.stderr, flush=True)
 
 
 # ---------------------------------------------------------------- thin edges: processes, space, files
@@ -308,15 +310,6 @@ def run_child(
             except subprocess.TimeoutExpired:
                 child.kill()
             raise
-
-
-def sha256_of(path: str) -> str:
-    """SHA-256 of a file, in constant memory."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as stream:
-        for block in iter(lambda: stream.read(BLOCK), b""):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def write_whole(path: str, content: str) -> None:
@@ -523,7 +516,7 @@ class Download:
                     verdict = again
                     break
                 if again.id == "network":
-                    what = "%s; and %s cannot be reached" % (verdict.what, wl.redact(url))
+                    what = "%s; and %s cannot be reached" % (verdict.what, redact(url))
                     verdict = wl.Verdict("network", what)
         if verdict:
             self.fail(verdict, group)

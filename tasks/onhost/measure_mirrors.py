@@ -18,7 +18,7 @@ stdout: {"chosen": {KIND: BASE or null}, "measured": {KIND: [{"base", "ok", "sec
 from __future__ import annotations
 
 import json
-import re
+import os
 import sys
 import threading
 import time
@@ -26,12 +26,13 @@ from http.client import HTTPException
 from typing import Any, Dict, List, Optional
 from urllib.request import Request, urlopen
 
+try:
+    from .shared import redact
+except ImportError:  # a program on a host: its neighbours are in the same folder, not in a package
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+    from shared import redact  # type: ignore[import-not-found,no-redef]
+
 MARGIN = 1.5
-
-
-def redact(text: str) -> str:
-    """Credentials in URLs replaced."""
-    return re.sub(r"(?<=://)[^/@\s]+(?=@)", "****", text)
 
 
 def measure(row: Dict[str, Any], one: Dict[str, Any], size: int, deadline: float) -> None:

@@ -19,12 +19,12 @@ uv resolves; nothing is installed here: the lock is installed by install_wheels.
 against it. The pinned wheels are entered with their own hash and version.
 
 stdout: {"packages", "lock_sha256", "dropped": [...], "torch"} or {"error": {"id", "what", "file", "fix"}}
-with exit status 1. Ids: usage (status 2), drop_lines, resolve, network, missing, disk_full, permission.
+with exit status 1. Ids: usage (status 2), drop_lines, resolve, network, missing, disk_full, permission,
+system.
 """
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -32,31 +32,17 @@ import re
 import subprocess
 import sys
 import time
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Tuple
+
+try:
+    from .shared import Problem, of_the_system, redact
+    from .wheel_lock import canonical
+except ImportError:  # a program on a host: its neighbours are in the same folder, not in a package
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+    from shared import Problem, of_the_system, redact  # type: ignore[import-not-found,no-redef]
+    from wheel_lock import canonical  # type: ignore[import-not-found,no-redef]
 
 POSIX = {"[[:space:]]": r"\s", "[[:digit:]]": r"\d", "[[:alnum:]]": "[A-Za-z0-9]", "[[:alpha:]]": "[A-Za-z]"}
-
-
-class Problem(Exception):
-    """Why there is no lock, in the words of the answer."""
-
-    def __init__(self, identifier: str, what: str, fix: str, file: Optional[str] = None):
-        super().__init__(what)
-        self.id, self.what, self.fix, self.file = identifier, what, fix, file
-
-    def document(self) -> Dict[str, Any]:
-        """The answer on stdout."""
-        return {"error": {"id": self.id, "what": redact(self.what), "file": self.file, "fix": self.fix}}
-
-
-def redact(text: str) -> str:
-    """Credentials in URLs replaced."""
-    return re.sub(r"(?<=://)[^/@\s]+(?=@)", "****", text)
-
-
-def canonical(name: str) -> str:
-    """A distribution's name as PEP 503 compares it."""
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def as_python(expression: str) -> "re.Pattern[str]":
@@ -251,9 +237,7 @@ def main(arguments: List[str]) -> int:
         print(json.dumps(problem.document()))
         return 2 if problem.id == "usage" else 1
     except OSError as error:
-        kind = "disk_full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "permission"
-        fix = "free space there and run again" if kind == "disk_full" else "let this user write there"
-        print(json.dumps(Problem(kind, str(error), fix, error.filename).document()))
+        print(json.dumps(of_the_system(error).document()))
         return 1
     print(json.dumps(answer))
     return 0

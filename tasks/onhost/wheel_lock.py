@@ -5,10 +5,18 @@ Travels to the host beside it; standard library only, Python >= 3.8.
 
 from __future__ import annotations
 
+import os
 import re
 import signal
+import sys
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 from urllib.parse import unquote
+
+try:
+    from .shared import redact
+except ImportError:  # a program on a host: its neighbours are in the same folder, not in a package
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+    from shared import redact  # type: ignore[import-not-found,no-redef]
 
 BATCH_PACKAGES, BATCH_BYTES = 24, 64 << 20  # what an interrupted download can lose
 
@@ -49,11 +57,6 @@ def canonical(name: str) -> str:
 def same_version(left: str, right: str) -> bool:
     """Equal, but for the spellings that wheels and metadata use for local versions."""
     return re.sub(r"[-_]", ".", left.lower()) == re.sub(r"[-_]", ".", right.lower())
-
-
-def redact(text: str) -> str:
-    """Credentials in URLs replaced."""
-    return re.sub(r"(?<=://)[^/@\s]+(?=@)", "****", text)
 
 
 def wheel_identity(file: str) -> Optional[Tuple[str, str]]:

@@ -122,8 +122,11 @@ def test_a_full_disk_is_told_as_that_whoever_meets_it(
     assert resolved(tmp_path, monkeypatch, capsys, "exit 0\n") == "disk_full"
 
 
-def test_a_folder_that_may_not_be_written_is_an_answer_too(
+def test_a_folder_that_may_not_be_written_is_told_as_that(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "r-rackwright.txt").mkdir()
+    def refused(*words: object, **more: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(tmp_path))
+
+    monkeypatch.setattr(resolve_env.os, "makedirs", refused)
     assert resolved(tmp_path, monkeypatch, capsys, "exit 0\n") == "permission"
