@@ -63,6 +63,8 @@ IDENTITY_KEYS = {
 }
 MOST_BYTES = 16 * 1024 * 1024  # of one answer; more is a flood
 MOST_CALLS = 128  # in one answer
+MOST_PATIENCE = 1000
+MOST_NUMBER = {"int": 2**31, "number": 1e12}  # of a context length or a process, of a time
 DEEPEST = 100  # levels of lists and objects in a JSON text
 MOST_LOOKS = 20  # at a gauge, until it shows a request that runs
 RANDOM = "the checkpoint has random weights"
@@ -373,13 +375,20 @@ class Client:
     """HTTP to one server, where every request has a deadline that a watchdog enforces."""
 
     def __init__(self, base_url: str, key: str | None) -> None:
-        parts = urlsplit(base_url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError("base URL must be http://HOST[:PORT] or https://…, not %r" % base_url)
+        form = "base URL must be http://HOST[:PORT] or https://…, not %r" % base_url
+        try:
+            parts = urlsplit(base_url)
+            port = parts.port
+        except ValueError as error:
+            raise ValueError("%s (%s)" % (form, error)) from None
+        if parts.scheme not in ("http", "https") or not parts.hostname or re.search(r"[\x00-\x20]", base_url):
+            raise ValueError(form)
+        if port == 0:
+            raise ValueError(form + " (nothing listens on port 0)")
         self.url = base_url
         self.secure = parts.scheme == "https"
         self.host = parts.hostname
-        self.port = parts.port or (443 if self.secure else 80)
+        self.port = port or (443 if self.secure else 80)
         prefix = parts.path.rstrip("/")
         self.prefix = prefix[:-3] if prefix.endswith("/v1") else prefix
         self.key = key
@@ -1846,6 +1855,33 @@ def nearest(word: str, known: list[str]) -> str:
     return "; did you mean %r?" % close[0] if close else "; known: " + ", ".join(known)
 
 
+KINDS: dict[str, Any] = {
+    "int": int, "number": (int, float), "bool": bool, "string": str, "object": dict,
+}  # fmt: skip
+
+
+def is_a(value: Any, kinds: Any) -> bool:
+    """Whether a value is of a kind, or of one of several; true and false are no numbers."""
+    if isinstance(value, bool):
+        return bool in (kinds if isinstance(kinds, tuple) else (kinds,))
+    return isinstance(value, kinds)
+
+
+def unexpected(known: dict[str, str], values: Json) -> list[str]:
+    """What is wrong with the keys and values of `expect`, or of its `identity`; null is absent."""
+    wrong = []
+    for name, value in values.items():
+        if name not in known:
+            wrong.append("expect: unknown key %r%s" % (name, nearest(name, list(known))))
+            continue
+        kind = known[name].split(":")[0]
+        if value is not None and not is_a(value, KINDS[kind]):
+            wrong.append("expect: %s is %r, not %s" % (name, cut(value, 80), known[name]))
+        elif kind in MOST_NUMBER and value is not None and not 0 < value < MOST_NUMBER[kind]:
+            wrong.append("expect: %s is %r, which cannot be (%s)" % (name, value, known[name]))
+    return wrong
+
+
 def parameters_from(values: Json) -> Parameters:
     """Validated parameters, or Usage naming every mistake."""
     wrong = []
@@ -1853,8 +1889,8 @@ def parameters_from(values: Json) -> Parameters:
     for name, value in values.items():
         if name not in TYPES:
             wrong.append("unknown parameter %r%s" % (name, nearest(name, list(TYPES))))
-        elif not isinstance(value, TYPES[name]):
-            wrong.append("%s is %r, which has the wrong type" % (name, value))
+        elif not is_a(value, TYPES[name]):
+            wrong.append("%s is %r, which has the wrong type" % (name, cut(value, 80)))
     for name in ("base_url", "model"):
         if not values.get(name):
             wrong.append("%s is missing" % name)
@@ -1868,19 +1904,26 @@ def parameters_from(values: Json) -> Parameters:
             if not isinstance(reason, str) or not reason.strip():
                 wrong.append("skipping %s needs a reason" % name)
         expect = values.get("expect", {})
-        for known, given in ((EXPECT_KEYS, expect), (IDENTITY_KEYS, expect.get("identity") or {})):
-            wrong += [
-                "expect: unknown key %r%s" % (k, nearest(k, list(known))) for k in given if k not in known
-            ]
-        if values.get("patience", 1) <= 0:
-            wrong.append("patience must be above 0")
+        wrong += unexpected(EXPECT_KEYS, expect)
+        if isinstance(expect.get("identity"), dict):
+            wrong += unexpected(IDENTITY_KEYS, expect["identity"])
+        if not 0 < values.get("patience", 1) <= MOST_PATIENCE:
+            wrong.append("patience must be above 0, and at most %d" % MOST_PATIENCE)
         try:
             Client(values["base_url"], None)
         except ValueError as error:
             wrong.append(str(error))
     if wrong:
         raise Usage("\n".join(wrong))
-    return Parameters(**{**values, "checks": tuple(values.get("checks", ()))})
+    expect = given(values.get("expect", {}))
+    if "identity" in expect:
+        expect["identity"] = given(expect["identity"])
+    return Parameters(**{**values, "checks": tuple(values.get("checks", ())), "expect": expect})
+
+
+def given(values: Json) -> Json:
+    """What is not null."""
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def read_key(path: str | None) -> str | None:

@@ -72,6 +72,13 @@ DEFAULT_CASES = (
     {"input": 128, "output": 64, "concurrency": 8},
     {"input": 4096, "output": 128, "concurrency": 4},
 )
+# what a case may say: its type, and the most where it is a number
+CASE: dict[str, tuple[Any, int]] = {
+    "name": (str, 0), "input": (int, 10_000_000), "output": (int, 10_000_000), "concurrency": (int, 4096),
+    "prompts": (int, 1_000_000), "warmups": (int, 1_000_000), "rate": ((int, float), 1_000_000),
+}  # fmt: skip
+NEEDED = ("input", "output", "concurrency")
+MOST_TOKENS = 200_000_000  # of a case's prompts, which are all made before the first is sent
 WORDS = "weather location function parameter string object tool name call result answer question the and for"
 
 
@@ -339,15 +346,32 @@ def parse_gpus(text: str) -> list[Json]:
 
 def case_of(values: Json) -> Json:
     """A case with everything filled in. Raises Refused for what makes no sense."""
+    if not isinstance(values, dict):
+        raise Refused("usage", "a case is %r, not an object" % (values,), "such as %s" % DEFAULT_CASES[0])
     case = dict(values)
-    for name in ("input", "output", "concurrency"):
-        value = case.get(name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+    for name, value in case.items():
+        if name not in CASE:
+            raise Refused("usage", "a case has no %r: %s" % (name, values), "allowed: " + ", ".join(CASE))
+        kind, most = CASE[name]
+        if value is None and name not in NEEDED:
+            continue
+        if not accept.is_a(value, kind):
+            raise Refused("usage", "%s of a case has the wrong type: %s" % (name, values), "correct it")
+        if most and not 0 < value <= most:
+            raise Refused(
+                "usage", "%s must be above 0 and at most %d: %s" % (name, most, values), "correct it"
+            )
+    for name in NEEDED:
+        if name not in case:
             raise Refused("usage", "a case needs %s, a number above 0: %s" % (name, values), "correct it")
     case["prompts"] = max(case["concurrency"], case.get("prompts") or 8 * case["concurrency"])
     warmups = case.get("warmups")
     case["warmups"] = max(case["concurrency"], case["concurrency"] if warmups is None else warmups)
     case["rate"] = case.get("rate")
+    tokens = (case["prompts"] + case["warmups"]) * case["input"]
+    if tokens > MOST_TOKENS:
+        what = "the prompts of a case are %d tokens, at most %d are prepared" % (tokens, MOST_TOKENS)
+        raise Refused("usage", what, "fewer or shorter prompts")
     rate = "" if case["rate"] is None else " at %g/s" % case["rate"]
     case["name"] = case.get("name") or "%d/%d x%d%s" % (
         case["input"], case["output"], case["concurrency"], rate,
@@ -899,6 +923,7 @@ TYPES: dict[str, Any] = {
     "patience": (int, float),
     "limit": (int, float), "folder": (str, type(None)),
 }  # fmt: skip
+MOST = {"runs": 1000, "patience": 86_400, "limit": 604_800}  # seconds, but for runs
 DEFAULTS: dict[str, Any] = {
     "cases": list(DEFAULT_CASES), "runs": 3, "seed": 0, "patience": 60.0, "limit": 3600.0,
 }  # fmt: skip
@@ -909,8 +934,10 @@ def parameters_from(values: Json) -> Json:
     for name, value in values.items():
         if name not in TYPES:
             raise Refused("usage", "unknown parameter %r" % name, "allowed: " + ", ".join(TYPES))
-        if not isinstance(value, TYPES[name]):
+        if not accept.is_a(value, TYPES[name]):
             raise Refused("usage", "%s is %r, which has the wrong type" % (name, value), "correct it")
+        if name in MOST and not 0 < value <= MOST[name]:
+            raise Refused("usage", "%s must be above 0 and at most %d" % (name, MOST[name]), "correct it")
     for name in ("base_url", "model"):
         if not values.get(name):
             raise Refused("usage", "%s is missing" % name, "give it")
@@ -920,8 +947,8 @@ def parameters_from(values: Json) -> Json:
     gpus = found.get("gpus")
     if gpus is not None and not all(type(one) is int for one in gpus):
         raise Refused("usage", "gpus is %r, not a list of indices" % gpus, "such as [0, 1]")
-    if found["runs"] < 1 or not found["cases"]:
-        raise Refused("usage", "at least one run and one case are needed", "correct it")
+    if not found["cases"]:
+        raise Refused("usage", "at least one case is needed", "correct it")
     names = [case_of(case)["name"] for case in found["cases"]]
     twice = {name for name in names if names.count(name) > 1}
     if twice:
@@ -1006,6 +1033,7 @@ def main(argv: list[str], show: Callable[[str], None] = print) -> int:
         session = Session(parameters, key)
     except (Refused, accept.Usage, ValueError) as error:
         document = getattr(error, "error", {"id": "usage", "what": str(error), "fix": "correct it"})
+        document = accept.redact(document, None)
         sys.stderr.write("bench.py: %s\n" % document["what"])
         show(json.dumps({"error": document}, ensure_ascii=False))
         return 2

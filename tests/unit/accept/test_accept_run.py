@@ -228,6 +228,21 @@ def test_passwords_in_urls_and_other_tokens_are_redacted_too() -> None:
         ({"expect": {"max_model_length": 1}}, "did you mean 'max_model_len'?"),
         ({"expect": {"identity": {"pdi": 1}}}, "did you mean 'pid'?"),
         ({"patience": 0}, "patience must be above 0"),
+        ({"patience": float("nan")}, "patience must be above 0, and at most 1000"),
+        ({"patience": 1e300}, "patience must be above 0, and at most 1000"),
+        ({"patience": True}, "patience is True, which has the wrong type"),
+        ({"expect": {"identity": 5}}, "identity is 5, not object"),
+        ({"expect": {"log": 5, "log_script": 7}}, "expect: log_script is 7, not string"),
+        ({"expect": {"max_model_len": "x"}}, "expect: max_model_len is 'x', not int"),
+        ({"expect": {"max_model_len": 0}}, "expect: max_model_len is 0, which cannot be"),
+        ({"expect": {"identity": {"pid": "x"}}}, "expect: pid is 'x', not int"),
+        ({"expect": {"identity": {"pid": 10**30}}}, "which cannot be (int: process"),
+        ({"expect": {"identity": {"started_after": float("inf")}}}, "expect: started_after is inf"),
+        ({"expect": {"speculative": 1}}, "expect: speculative is 1, not bool"),
+        ({"base_url": "http://h:99999"}, "not 'http://h:99999' (Port out of range"),
+        ({"base_url": "http://[::1"}, "not 'http://[::1' (Invalid IPv6 URL)"),
+        ({"base_url": "http://h:0"}, "not 'http://h:0' (nothing listens on port 0)"),
+        ({"base_url": "http://h x"}, "not 'http://h x'"),
         ({"knowledge": "no"}, "knowledge is 'no', which has the wrong type"),
         ({"modle": "x"}, "did you mean 'model'?"),
     ],
@@ -236,6 +251,13 @@ def test_a_wrong_parameter_is_named_with_what_is_allowed(change: dict[str, Any],
     values = {"base_url": "http://h:1", "model": MODEL, **change}
     with pytest.raises(accept.Usage, match=re.escape(said)):
         accept.parameters_from(values)
+
+
+def test_what_is_not_known_of_a_server_may_be_null() -> None:
+    nothing: dict[str, Any] = dict.fromkeys(accept.EXPECT_KEYS)
+    for identity in (None, dict.fromkeys(accept.IDENTITY_KEYS)):
+        values = {"base_url": "http://h", "model": "m", "expect": {**nothing, "identity": identity}}
+        assert not any(accept.parameters_from(values).expect.values())
 
 
 def test_all_wrong_parameters_are_named_at_once() -> None:

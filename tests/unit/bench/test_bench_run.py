@@ -381,6 +381,37 @@ def test_what_an_engine_says_cannot_paint_the_table() -> None:
     assert bench.last_line("first\n\x1b[31mboom\x1b[0m\n\x1b[0m\n") == "boom"
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"cases": [5]}, "a case is 5, not an object"),
+        ({"cases": [{**CASE, "promts": 5}]}, "a case has no 'promts'"),
+        ({"cases": [{**CASE, "prompts": "8"}]}, "prompts of a case has the wrong type"),
+        ({"cases": [{**CASE, "rate": True}]}, "rate of a case has the wrong type"),
+        ({"cases": [{**CASE, "rate": float("nan")}]}, "rate must be above 0"),
+        ({"cases": [{**CASE, "name": ["x"]}]}, "name of a case has the wrong type"),
+        ({"cases": [{**CASE, "concurrency": 99999999}]}, "concurrency must be above 0 and at most 4096"),
+        ({"cases": [{**CASE, "input": 10_000_000, "prompts": 100}]}, "at most 200000000 are prepared"),
+        ({"cases": [{"input": 1, "output": 1}]}, "a case needs concurrency"),
+        ({"cases": []}, "at least one case"),
+        ({"runs": 0}, "runs must be above 0 and at most 1000"),
+        ({"runs": True}, "runs is True, which has the wrong type"),
+        ({"limit": float("nan")}, "limit must be above 0"),
+        ({"patience": float("inf")}, "patience must be above 0"),
+    ],
+)
+def test_a_wrong_parameter_is_named(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(bench.Refused) as caught:
+        bench.parameters_from({"base_url": "http://h", "model": "m", **change})
+    assert said in str(caught.value)
+
+
+def test_a_password_in_the_address_is_not_shown_back(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main(["--base-url", "http://me:hunter22@h:99999", "--model", "m"]) == 2
+    said = capsys.readouterr()
+    assert "Port out of range" in said.err and "hunter22" not in said.out + said.err
+
+
 @pytest.mark.parametrize("words", [["--case", "12"], ["--model", "m"], ["--stdin"]])
 def test_wrong_usage_ends_with_2(
     words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
