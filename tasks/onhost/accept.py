@@ -31,6 +31,7 @@ import json
 import math
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -1689,10 +1690,45 @@ def compiled(run: Run) -> str:
 # --- running -----------------------------------------------------------------------------------------------
 
 
+class Teller:
+    """What is said on stderr meanwhile: JSON for programs; for people words, at a terminal in one line."""
+
+    def __init__(self) -> None:
+        self.people = False
+        self.last = ""
+
+    def progress(self, progress: Json) -> None:
+        """How far the work is."""
+        if not self.people:
+            self.write("#progress " + json.dumps(progress, ensure_ascii=False) + "\n")
+            return
+        over = progress["done"] >= progress["total"]
+        words = "%(phase)s: %(done)d of %(total)d %(unit)s done" % progress
+        words = words if over else words + ", now " + plain(progress["note"])
+        if sys.stderr.isatty():
+            width = shutil.get_terminal_size().columns
+            self.write("\r\x1b[K" + ("" if over else words[: width - 1]))
+        elif words != self.last:
+            self.write(words + "\n")
+        self.last = words
+
+    def line(self, words: str) -> None:
+        """A line that stays."""
+        self.write(("\r\x1b[K" if self.people and sys.stderr.isatty() else "") + words + "\n")
+
+    @staticmethod
+    def write(text: str) -> None:
+        """At once."""
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+
+TELL = Teller()
+
+
 def say(progress: Json) -> None:
-    """One progress line on stderr."""
-    sys.stderr.write("#progress " + json.dumps(progress, ensure_ascii=False) + "\n")
-    sys.stderr.flush()
+    """One step of progress on stderr."""
+    TELL.progress(progress)
 
 
 class Heartbeat:
@@ -2055,6 +2091,7 @@ def main(argv: list[str]) -> int:
     except Usage as error:
         print("accept.py: %s" % redact(str(error), None), file=sys.stderr)
         return 2
+    TELL.people = not options.stdin
     result = accept(parameters, key)
     as_json = options.json or options.stdin
     text = json.dumps(result, ensure_ascii=False, indent=2) if as_json else table(result)
@@ -2063,8 +2100,34 @@ def main(argv: list[str]) -> int:
     return 0 if result["verdict"] == "pass" else 1
 
 
-if __name__ == "__main__":
+def end(program: Callable[[list[str]], int]) -> NoReturn:
+    """Run a program to its end: a reader that went away, a full disk and Ctrl-C are no tracebacks.
+
+    Streams that are closed lead nowhere.
+    """
+    sys.stdin = sys.stdin or open(os.devnull, encoding="utf-8")
+    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")
+    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")
+    code: Any = 1
     try:
-        sys.exit(main(sys.argv[1:]))
+        try:
+            code = program(sys.argv[1:])
+        except SystemExit as done:  # argparse
+            code = done.code or 0
+        sys.stdout.flush()
+        sys.stderr.flush()
     except KeyboardInterrupt:
-        sys.exit(130)
+        code = 130
+    except BrokenPipeError:
+        code = 141  # as a program that SIGPIPE ends
+    except OSError as error:
+        code = 1
+        try:
+            TELL.line("%s: %s" % (os.path.basename(sys.argv[0]), error))
+        except OSError:
+            pass
+    os._exit(code)  # what could not be written is not tried again
+
+
+if __name__ == "__main__":
+    end(main)

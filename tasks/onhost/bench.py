@@ -628,14 +628,14 @@ class Session:
             if not drop:
                 break
             self.without |= drop
-            sys.stderr.write("this version of the client does not know %s\n" % ", ".join(sorted(drop)))
+            accept.TELL.line("this version of the client does not know %s" % ", ".join(sorted(drop)))
         raw = read_json(file)
         if rc == 0 and raw:
             return raw, argv, None
         if rc in (2, 127) and not self.done and not unknown:
             self.own_client = True
             self.why_own = "the engine's command has no benchmark: " + (last_line(said) or "no word")
-            sys.stderr.write(self.why_own + "\n")
+            accept.TELL.line(self.why_own)
             return self.drive_own(case, seed, prefix)
         what = last_line(said) or "no word"
         return {}, argv, "the client ended with %s: %s" % ("a time-out" if rc is None else rc, what)
@@ -1037,10 +1037,11 @@ def main(argv: list[str], show: Callable[[str], None] = print) -> int:
         sys.stderr.write("bench.py: %s\n" % document["what"])
         show(json.dumps({"error": document}, ensure_ascii=False))
         return 2
+    accept.TELL.people = not as_json
     try:
         result = benchmark(session)
     except Refused as refused:
-        sys.stderr.write("bench.py: %s\n" % accept.plain(str(refused)))
+        accept.TELL.line("bench.py: " + accept.plain(str(refused)))
         show(json.dumps({"error": refused.error}, ensure_ascii=False))
         return 1
     show(json.dumps(result, ensure_ascii=False) if as_json else table(result))
@@ -1048,7 +1049,4 @@ def main(argv: list[str], show: Callable[[str], None] = print) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except KeyboardInterrupt:
-        sys.exit(130)
+    accept.end(main)

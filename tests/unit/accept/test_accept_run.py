@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import io
 import json
 import re
 import socket
@@ -365,6 +366,55 @@ def test_a_long_check_says_that_it_is_alive(capsys: pytest.CaptureFixture[str]) 
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) >= 3
     assert {json.loads(PROGRESS.match(line).group(1))["note"] for line in lines} == {"long.needle"}  # type: ignore[union-attr]
+
+
+class Terminal(io.StringIO):
+    """A stream that is one."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+STEP = {"phase": "accept", "done": 1, "total": 2, "unit": "steps", "note": "chat.plain"}
+
+
+def test_people_are_told_in_words_and_at_a_terminal_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = []
+    for stream in (Terminal(), io.StringIO()):
+        monkeypatch.setattr(sys, "stderr", stream)
+        tell = accept.Teller()
+        tell.people = True
+        for step in (STEP, STEP, {**STEP, "done": 2, "note": "done"}):
+            tell.progress(step)
+        shown.append(stream.getvalue())
+    at_terminal, in_file = shown
+    assert at_terminal == "\r\x1b[Kaccept: 1 of 2 steps done, now chat.plain" * 2 + "\r\x1b[K"
+    assert in_file == "accept: 1 of 2 steps done, now chat.plain\naccept: 2 of 2 steps done\n"
+
+
+def test_only_programs_are_told_in_json() -> None:
+    words = ("--base-url", "http://127.0.0.1:1", "--model", "m", "--checks", "chat.plain")
+    assert run_program(*words).stderr == (
+        "accept: 0 of 1 steps done, now chat.plain\naccept: 1 of 1 steps done\n"
+    )
+    given = json.dumps({"base_url": "http://127.0.0.1:1", "model": "m", "checks": ["chat.plain"]})
+    assert all(PROGRESS.match(line) for line in run_program("--stdin", given=given).stderr.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("line", "ends"),
+    [
+        ("run --list >/dev/full", (1, "accept.py: [Errno 28] No space left on device\n")),
+        ("run --list >&-", (0, "")),
+        ("run --stdin <&-", (2, "accept.py: stdin is no JSON: Expecting value: line 1 column 1 (char 0)\n")),
+        ("run --stdin <&- >&- 2>&-", (2, "")),
+        ("(sleep 0.3; run --list) | true", (141, "")),
+    ],
+)
+def test_streams_that_are_closed_full_or_broken_are_no_tracebacks(line: str, ends: tuple[int, str]) -> None:
+    script = f'run() {{ {sys.executable} {ACCEPT} "$@"; }}; {line}; exit ${{PIPESTATUS[0]}}'
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == ends
 
 
 # --- where it runs

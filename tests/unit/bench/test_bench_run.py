@@ -366,6 +366,7 @@ def test_people_read_a_table(
 ) -> None:
     monkeypatch.setitem(bench.DEFAULTS, "patience", 0.3)
     one = rig.serve("fails_every=4")
+    monkeypatch.setattr(bench.accept, "TELL", bench.accept.Teller())
     assert bench.main(["--base-url", one.url, "--model", MODEL, "--case", "32/4x2", "--runs", "1"]) == 1
     out = capsys.readouterr().out
     assert "32/4 x2" in out and "requests failed" in out and "FAIL" in out
