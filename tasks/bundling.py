@@ -38,9 +38,14 @@ from tasks.offline import MANIFEST
 from tasks.onhost.wheel_lock import Pin, batches, parse_lock, wheel_identity
 from tasks.paths import MINIFORGE, ONHOST, ROOT, TOOLS_LOCK, UV_LOCK
 from tasks.recipe import ROUTES, DockerRoute, Recipe, SourceRoute, WheelRoute, load_recipe
+from tasks.redact import redact
+from tasks.writable import no_folder
 
 # wheels of the locks run on this glibc and newer ones
 GLIBC_MINOR = 31
+# minor versions of CPython 3 whose wheels the tools' lock can name: it was made for the oldest
+PYTHONS = range(10, 16)
+_URL = re.compile(r"\w+://\S")
 LEGACY = ("manylinux2014", "manylinux2010", "manylinux1")
 
 
@@ -524,18 +529,38 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--mirror", action="append", default=[], metavar="PREFIX=REPLACEMENT", help="addresses to try first"
     )
-    parser.add_argument(
-        "--wheelhouse", type=Path, default=ROOT / "wheelhouse", help="folder of finished builds"
-    )
+    parser.add_argument("--wheelhouse", type=Path, help="folder of finished builds (default: wheelhouse)")
     parser.add_argument("--docker", default="docker", help="the docker program")
     given = parser.parse_args(argv)
-    for pair in given.mirror:
-        if "=" not in pair:
-            parser.error(f"--mirror {pair}: must be PREFIX=REPLACEMENT")
-    for python in given.python:
-        if not re.fullmatch(r"3\.\d+", python):
-            parser.error(f"--python {python}: must be 3.N")
+    if wrong := impossible(given):
+        parser.error("; ".join(wrong))
+    given.wheelhouse = given.wheelhouse or ROOT / "wheelhouse"
     return given
+
+
+def impossible(given: argparse.Namespace) -> list[str]:
+    """What of the command line cannot work, found before anything is fetched."""
+    wrong = []
+    for pair in given.mirror:
+        prefix, _, replacement = pair.partition("=")
+        if not _URL.match(prefix) or not (_URL.match(replacement) or replacement.startswith("/")):
+            wrong.append(f"--mirror {pair}: must be PREFIX=REPLACEMENT: a URL, and a URL or an absolute path")
+    for python in given.python:
+        minor = re.fullmatch(r"3\.([0-9]{1,3})", python)
+        if not minor or int(minor[1]) not in PYTHONS:
+            wrong.append(f"--python {python}: must be 3.N from 3.{PYTHONS[0]} to 3.{PYTHONS[-1]}")
+    for flag, urls in (("--index-url", [given.index_url]), ("--extra-index-url", given.extra_index_url)):
+        wrong += [f"{flag} {url}: must be a URL" for url in urls if url is not None and not _URL.match(url)]
+    for place in given.find_links:
+        if not _URL.match(place) and not Path(place).is_dir():
+            wrong.append(f"--find-links {place}: neither a folder nor a URL")
+    if given.wheelhouse and not given.wheelhouse.is_dir():
+        wrong.append(f"--wheelhouse {given.wheelhouse}: no such folder")
+    if given.docker != "docker" and not shutil.which(given.docker):
+        wrong.append(f"--docker {given.docker}: no such program")
+    if given.output and given.output.absolute() == Path("/"):
+        wrong.append(f"--output {given.output}: name a folder in it")
+    return [str(redact(line)) for line in wrong]
 
 
 def main(argv: list[str]) -> int:
@@ -552,6 +577,10 @@ def main(argv: list[str]) -> int:
         allowed = ", ".join(recipe.engine.routes())
         print(f"rackwright: {recipe.name} has no route {given.route!r}; allowed: {allowed}", file=sys.stderr)
         return 2
+    out = (given.output or Path("bundles") / f"{recipe.name}-{route}").absolute()
+    if found := no_folder(out):
+        print(f"rackwright: --output {out}: {found[1]}", file=sys.stderr)
+        return 2
     if given.dry:
         every = fixed_pieces(recipe, route, given.wheelhouse)
         pieces = [piece for piece in every if piece.part not in given.without]
@@ -560,9 +589,12 @@ def main(argv: list[str]) -> int:
             print(f"{size.rjust(9)}  {piece.path}")
         print(_summary((piece.part, piece.bytes) for piece in pieces))
         return 0
+    if isinstance(pins, DockerRoute) and not shutil.which(given.docker):
+        print(f"rackwright: there is no {given.docker} here\nFix: run this where it is", file=sys.stderr)
+        return 1
     usual = (_python_of(pins), "3.10", "3.11", "3.12", "3.13")
     options = Options(
-        out=(given.output or Path("bundles") / f"{recipe.name}-{route}").absolute(),
+        out=out,
         route=route,
         pythons=tuple(given.python) or usual,
         index_url=given.index_url,
@@ -583,7 +615,7 @@ def main(argv: list[str]) -> int:
         print(f"rackwright: {failure}", file=sys.stderr)
         return 1
     except OSError as error:
-        print(f"rackwright: {error}\nFix: free space there, or name another --output", file=sys.stderr)
+        print(f"rackwright: {error}\nFix: mend that, or name another --output", file=sys.stderr)
         return 1
     print(_summary((str(item["part"]), int(item["bytes"])) for item in manifest["files"]))
     print(options.out)

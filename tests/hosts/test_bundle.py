@@ -110,6 +110,7 @@ def test_an_offline_host_builds_from_a_bundle_with_the_source(
     (tmp_path / "source.toml").write_text(
         text.replace("[engine.source.env]", f'lock = "{lock.name}"\n[engine.source.env]')
     )
+    (tmp_path / "wheelhouse").mkdir(exist_ok=True)
     options = ("--index-url", f"{index.url}/simple", "--wheelhouse", str(tmp_path / "wheelhouse"))
     options += ("--without", "miniforge", "--without", "tools")
     make(site, tmp_path / "bundle", *options)

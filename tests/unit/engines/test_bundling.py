@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from tasks.bundling import Bundler, Failed, Options, wheel_of
+from tasks.bundling import Bundler, Failed, Options, main, wheel_of
 from tasks.digest import digest_of
 from tasks.onhost.wheel_lock import Pin
-from tasks.recipe import load_recipe
+from tasks.recipe import load_recipe, recipe_names
 
 
 @pytest.fixture
@@ -83,3 +83,41 @@ def test_a_finished_build_goes_into_the_bundle_whole_or_not_at_all(bundler: Bund
     entry(tmp_path / "wheelhouse", b"evil wheel")
     with pytest.raises(Failed, match="not what was built"):
         bundler.built(pins)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--python", "3.99"], "--python 3.99: must be 3.N from 3.10 to 3.15"),
+        (["--wheelhouse", "/nope"], "--wheelhouse /nope: no such folder"),
+        (["--index-url", "foo"], "--index-url foo: must be a URL"),
+        (["--extra-index-url", "https://u:hunter22@", "--extra-index-url", "x"], "--extra-index-url x: must"),
+        (["--find-links", "/nope"], "--find-links /nope: neither a folder nor a URL"),
+        (["--mirror", "a=b"], "--mirror a=b: must be PREFIX=REPLACEMENT"),
+        (["--docker", "/nope/docker"], "--docker /nope/docker: no such program"),
+        (["--output", "/"], "--output /: name a folder in it"),
+        (["--output", "/etc/passwd"], "--output /etc/passwd: /etc/passwd cannot be written: Not a directory"),
+        (["--output", "/proc/x"], "--output /proc/x: /proc cannot be written"),
+    ],
+)
+@pytest.mark.parametrize("how", [[], ["--dry"]])
+def test_what_cannot_work_is_wrong_usage_before_anything_is_fetched(
+    options: list[str], said: str, how: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code: Any = main(["rehearsal-cpu", *how, *options])
+    except SystemExit as end:
+        code = end.code
+    shown = capsys.readouterr()
+    assert (code, shown.out) == (2, "")
+    assert said in shown.err and "hunter22" not in shown.err
+
+
+def test_an_image_needs_a_docker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    recipe = next(name for name in recipe_names() if load_recipe(name).engine.docker)
+    assert main([recipe, "--route", "docker", "--output", str(tmp_path / "out")]) == 1
+    assert "there is no docker here" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
