@@ -266,7 +266,8 @@ def test_a_model_that_another_user_sealed_is_good_for_everyone(beside: int, site
         shutil.copy(site.manifest, root)
         parameters = {"dest": str(root / "models" / "tiny"), "manifest": str(root / site.manifest.name)}
         script = (
-            "import concurrent.futures.thread, encodings.utf_8_sig, os, sys\n"  # this interpreter may be closed to others, too
+            # first, since this interpreter may be closed to others, too
+            "import concurrent.futures.thread, encodings.utf_8_sig, os, sys\n"
             "from tasks.onhost import fetch_weights\n"
             "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
             "sys.exit(fetch_weights.main(['--stdin']))\n"
