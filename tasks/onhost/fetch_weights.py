@@ -255,12 +255,15 @@ class Locked(Exception):
 
 
 def held(path: str) -> bool:
-    """Some process holds a lock on this file."""
+    """Some process holds a lock on this file; where there are no locks, none does."""
     fd = os.open(path, os.O_RDWR)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
+    except OSError as e:
+        if e.errno not in NO_LOCKS:
+            raise
     finally:
         os.close(fd)
     return False
@@ -930,7 +933,7 @@ class Fetch:
             elif silent + pause > self.params.patience + after:
                 serving.why = f"{error} (and no byte for {silent:.0f} s)"
                 serving.fix = "check the network, the endpoint and the proxy; then run it again: it goes on"
-            elif serving.stuck[path] >= STUCK:
+            elif serving.stuck[path] >= STUCK and silent < pause:  # others come; else patience decides
                 serving.cannot[path] = f"{STUCK} failures in a row: {error}"
             serving.pauses[path] = pause
         elif isinstance(error, OSError):

@@ -41,7 +41,7 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 DISK_ERRORS = (*DISK_FULL, errno.EROFS)
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 KEPT = ".kept"  # ending of a part's second name while a client works on it
-RESTARTS = 4  # answers with a whole body to a request for the rest before the part is given up for it
+RESTARTS = 3  # answers with a whole body to a request for the rest before the part is given up for it
 TIMEOUT = 60  # seconds without a byte before a connection counts as dead
 
 

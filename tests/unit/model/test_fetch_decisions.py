@@ -123,3 +123,21 @@ def test_a_copy_that_was_cut_off_begins_anew_where_its_source_was_replaced(tmp_p
     os.utime(big, ns=(0, 0))
     fetch(tmp_path, source)
     assert (tmp_path / "models" / "x" / "vocab.json").read_bytes() == b"B" * 1000
+
+
+@pytest.mark.parametrize(("others_come", "given_up"), [(True, True), (False, False)])
+def test_one_file_that_fails_is_given_up_while_others_come_and_an_outage_lasts_as_long_as_patience(
+    others_come: bool, given_up: bool, busy: Any, tmp_path: Path
+) -> None:
+    hub = {"kind": "huggingface", "repo": "a/b"}
+    document = {"dest": str(tmp_path / "x"), "sources": [hub], "patience": 120}
+    made = fw.Fetch(fw.params_from(document), threading.Event())
+    (serving,) = made.servings
+    serving.meter.last = time.monotonic() - (0 if others_come else 60)
+    for _ in range(fw.STUCK):
+        assert made.failed("config.json", serving, ws.Transient("503"), False)
+    assert ("config.json" in serving.cannot) == given_up
+    assert not serving.out
+    serving.meter.last = time.monotonic() - 120
+    made.failed("config.json", serving, ws.Transient("503"), False)
+    assert serving.out

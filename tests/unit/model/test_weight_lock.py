@@ -187,3 +187,12 @@ def test_a_run_that_ends_while_it_is_watched_leaves_no_lock_to_a_removed_file(
     threading.Timer(0.2, path.unlink).start()
     with fw.Lock(str(path)):
         assert path.read_text().split()[:2] == [str(os.getpid()), socket.gethostname()]
+
+
+def test_a_lock_of_a_client_in_a_folder_without_locks_does_not_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = tmp_path / "x.lock"
+    lock.touch()
+    monkeypatch.setattr(fw.fcntl, "flock", Hosts.no_locks)
+    assert fw.held(str(lock)) is False
