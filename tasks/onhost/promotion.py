@@ -3,7 +3,8 @@
     promotion.py run FOLDER < request.json      the promotion; progress on stderr, one JSON document on stdout
     promotion.py guard FOLDER                   waits until the promotion is over; if it was killed, brings
                                                 the safe mode back (started by `run` itself)
-    promotion.py cancel FOLDER                  ask a running promotion to bring the safe mode back
+
+A file FOLDER/cancel asks it to bring the safe mode back; with FOLDER/abandoned nobody wants that any more.
 
 The mode on trial listens on a loopback port that no client knows: whatever it answers, no user sees it.
 Only when it has passed the acceptance and is not slower than the safe mode by more than the margin, it is
@@ -95,6 +96,7 @@ class Promotion:
 
     def step(self, name: str) -> None:
         """Begin the next step."""
+        self.still_wanted()
         now = time.monotonic()
         if self.step_name:
             self.steps.append([self.step_name, round(now - self.step_began, 1)])
@@ -110,6 +112,7 @@ class Promotion:
 
     def check(self) -> None:
         """Raise when somebody asked to end it, or when it takes too long."""
+        self.still_wanted()
         if self.rolling_back:
             return
         if os.path.exists(self.folder + "/cancel"):
@@ -117,6 +120,11 @@ class Promotion:
         if time.monotonic() - self.began > float(self.request["deadline"]):
             took = bu.spoken(self.request["deadline"])
             raise Refused("deadline", "it was not over within %s, at: %s" % (took, self.step_name))
+
+    def still_wanted(self) -> None:
+        """End at once where the host is uninstalled: whatever is started or written now would stay."""
+        if os.path.exists(self.folder + "/abandoned") or not os.path.isdir(self.folder):
+            sys.exit(1)
 
     # -- parts ---------------------------------------------------------------------------------------
 
@@ -126,6 +134,7 @@ class Promotion:
 
     def must(self, script: str) -> None:
         """Run a script of the controller's that has to succeed."""
+        self.still_wanted()
         bu.must(script)
 
     def up(self, which: str) -> dict[str, Any]:
@@ -245,6 +254,7 @@ class Promotion:
         state = safe.state()
         if not state["running"] or not safe.look(state["pid"])["ready"]:
             self.gone()
+            self.must(self.request["reload"])  # its files may just have been written anew
             column["start"] = brief(self.up("safe"))
             self.back()
         known = self.request.get("baseline") or {}
@@ -402,6 +412,7 @@ class Promotion:
 
     def settle(self, verdict: str, reason: str, why: str, log: Any) -> dict[str, Any]:
         """Write the end down: state, receipt; take the trial's files away."""
+        self.still_wanted()
         self.steps.append([self.step_name, round(time.monotonic() - self.step_began, 1)])
         self.step_name = ""
         self.back()
@@ -563,13 +574,10 @@ def guard(folder: str) -> int:
 
 def main(argv: list[str]) -> int:
     """Do one verb."""
-    if len(argv) != 2 or argv[0] not in ("run", "guard", "cancel"):
+    if len(argv) != 2 or argv[0] not in ("run", "guard"):
         print(__doc__, file=sys.stderr)
         return 2
     verb, folder = argv
-    if verb == "cancel":
-        with open(folder + "/cancel", "w", encoding="ascii"):
-            return 0
     return run(folder) if verb == "run" else guard(folder)
 
 

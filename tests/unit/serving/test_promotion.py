@@ -108,3 +108,33 @@ def test_a_trial_whose_port_is_taken_later_says_so_too(bench: Bench, monkeypatch
     assert (result["verdict"], result["reason"]) == ("rolled-back", "trial-port")
     assert "chosen for the trial was taken" in result["why"]
     assert (bench.safe.alive(), bench.trial.alive()) == (True, False)
+
+
+def test_a_safe_mode_that_is_down_is_started_from_its_files_of_now(bench: Bench) -> None:
+    request, order = bench.request(), bench.folder / "order"
+    request["reload"] = f"echo reload >>{order}"
+    request["safe"]["start"] = f"echo start >>{order}; {request['safe']['start']}"
+    made = promotion.Promotion(request, str(bench.folder))
+    made.measure_safe()
+    assert order.read_text().split() == ["reload", "start"]
+    assert bench.safe.alive()
+
+
+@pytest.mark.parametrize("gone", ["abandoned", "removed"])
+def test_what_nobody_wants_any_more_ends_at_its_next_look(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, gone: str
+) -> None:
+    folder = bench.folder / "promotion"
+    folder.mkdir()
+    made = promotion.Promotion(bench.request(), str(folder))
+    made.rolling_back = True
+    made.check()
+    if gone == "abandoned":
+        (folder / "abandoned").touch()
+    else:
+        folder.rmdir()
+    for act in (made.check, lambda: made.must(":"), lambda: made.step("x"), lambda: made.roll_back("a", "b")):
+        with pytest.raises(SystemExit):
+            act()
+    assert folder.exists() == (gone == "abandoned"), "nothing is written anew"
+    assert not bench.safe.pid()
