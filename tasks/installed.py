@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from tasks.launch import LaunchSpec
     from tasks.plan import Plan
 
-# As much of a LaunchSpec's digest as the rendered files name.
-SPEC_DIGITS = 16
 _LINES = "^([#;] LaunchSpec |ExecStart=|command=|[Uu]ser=)"
 
 
@@ -89,6 +87,16 @@ def installed_of(plan: Plan, name: str) -> Installed | None:
     if receipt and receipt.detail.get("name") == name and receipt.detail.get("argv"):
         return Installed(tuple(str(word) for word in receipt.detail["argv"]))
     return None
+
+
+def has_other_flags(plan: Plan, spec: LaunchSpec) -> bool:
+    """A service is installed with other flags than `spec` has, or was started last with others.
+
+    The second where its files were written anew and the start never came (a controller that was killed).
+    """
+    now, receipt = installed_of(plan, spec.name), plan.receipt("service")
+    begun = receipt.detail.get("spec") if receipt and receipt.detail.get("name") == spec.name else None
+    return any(one and not spec.digest.startswith(one) for one in (now.spec if now else None, begun))
 
 
 def differences(plan: Plan, spec: LaunchSpec) -> str | None:

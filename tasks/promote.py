@@ -29,6 +29,7 @@ from tasks.service import (
     port_is_ours,
     prepare,
     put_back,
+    refuse_other_flags,
     refuse_other_settings,
     what_serves,
 )
@@ -122,8 +123,11 @@ class Promote:
         else:
             if plan.receipt("service") is None:
                 raise StepFailed("no service is installed here\nFix: rackwright site INVENTORY")
-            refuse_other_settings(plan, plan.spec(SAFE_MODE))
-            specs = (plan.spec(SAFE_MODE), plan.spec(fast), plan.spec(fast, trial_port=free_port(plan)))
+            safe = plan.spec(SAFE_MODE)
+            refuse_other_settings(plan, safe)
+            if plan.services[safe.name].running:
+                refuse_other_flags(plan, safe)
+            specs = (safe, plan.spec(fast), plan.spec(fast, trial_port=free_port(plan)))
             prepare(plan, *specs)
             request = json.dumps(promotion_request(plan, *specs))
         outcome = run_promotion(plan, key, inputs, request)

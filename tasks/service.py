@@ -10,7 +10,8 @@ from typing import Any
 from tasks.checks.host import ports, stranger_on, strangers_among
 from tasks.deep import nccl_of
 from tasks.digest import digest_of
-from tasks.installed import Installed, differences, installed_of
+from tasks.former import end_supervisord, meant, remove_units
+from tasks.installed import Installed, differences, has_other_flags, installed_of
 from tasks.jobs import log_lines
 from tasks.launch import JIT, LaunchSpec
 from tasks.needs import needs_of
@@ -19,8 +20,18 @@ from tasks.plan import Plan, Stop
 from tasks.proven import STEP as PROVEN
 from tasks.proven import boot_mode, proven_mode
 from tasks.receipts import Receipt
+from tasks.recipe import SAFE_MODE
 from tasks.remote import quote, write_file
-from tasks.startup import JOB, PROBE_SECONDS, bring_up, done_of, log_script, probe_request, service_request
+from tasks.startup import (
+    JOB,
+    PROBE_SECONDS,
+    Cancelled,
+    bring_up,
+    done_of,
+    log_script,
+    probe_request,
+    service_request,
+)
 from tasks.steps import Done, StepFailed, python_of
 
 READY = (ONHOST / "ready.py").read_text("utf-8")
@@ -85,6 +96,7 @@ class Service:
             keep_files(plan, spec)
         prepare(plan, spec)
         if not stays:
+            retire_former(plan)
             before = [
                 plan.supervisor.stop(spec.name),
                 plan.supervisor.reload(),
@@ -94,7 +106,7 @@ class Service:
         try:
             result = bring_up(plan, spec, before, self.draft(), put_back(plan, spec, old) if old else None)
         except StepFailed as failed:
-            if old:
+            if old or isinstance(failed, Cancelled):
                 raise
             raise fall_back(plan, spec, failed) from failed
         plan.record.note(startup=startup_note({"start": done_of(result)}))
@@ -120,6 +132,7 @@ class Service:
                 "argv": list(spec.argv),
                 "cache_key": cache_key(spec),
                 "name": spec.name,
+                "spec": spec.digest,
                 "nccl": asdict(nccl_of(plan)),
             },
             paths=tuple(dict.fromkeys((*(old.paths if old else ()), *outside))),
@@ -165,6 +178,17 @@ def refuse_while_promoting(plan: Plan) -> None:
             "a promotion is running on this host\n"
             "Fix: attach to it (rackwright promote INVENTORY), or end it (rackwright rollback INVENTORY)"
         )
+    if now is not None and now.rc != 0 and guard_works(plan):
+        raise StepFailed(
+            f"a promotion was killed on this host, and {SAFE_MODE} is being brought back\n"
+            f"Fix: wait for it: {LOOK}"
+        )
+
+
+def guard_works(plan: Plan) -> bool:
+    """The guard of a promotion that was killed is finishing what it left undone."""
+    lock = quote(f"{plan.layout.run}/promotion/lock")
+    return not plan.remote.run(f"[ ! -e {lock} ] || flock --nonblock {lock} true").ok
 
 
 def refuse_unless_serving(plan: Plan, *, ask: bool = True) -> LaunchSpec:
@@ -175,6 +199,8 @@ def refuse_unless_serving(plan: Plan, *, ask: bool = True) -> LaunchSpec:
     refuse_while_promoting(plan)
     spec, service = plan.spec(), plan.service
     if service.running and (not ask or look_ready(plan, spec)["stage"] != "closed"):
+        refuse_other_settings(plan, spec)
+        refuse_other_flags(plan, spec)
         return spec
     refuse_other_settings(plan, spec)
     others = [
@@ -260,6 +286,17 @@ def put_back(plan: Plan, spec: LaunchSpec, old: LaunchSpec) -> dict[str, Any]:
     return {"script": script, "service": {**service_request(plan, old), "warmup": None}}
 
 
+def retire_former(plan: Plan) -> None:
+    """Stop and remove what would still start with the host beside what is meant now. Raises StepFailed."""
+    script = f"{{ {remove_units(plan, meant(plan))}; }} && {{ {end_supervisord(plan)}; }}"
+    done = plan.remote.run(script, timeout=plan.recipe.serve.stop_seconds + 120)
+    if not done.ok:
+        why = done.stderr.strip() or done.stdout.strip()
+        raise StepFailed(
+            f"a service of before cannot be removed: {why}\nFix: remove it as root, then {SERVE_ANEW}"
+        )
+
+
 def prepare(plan: Plan, *specs: LaunchSpec) -> None:
     """Folders, user, key and files of one or more modes. All of it is safe to repeat. Raises StepFailed."""
     layout = plan.layout
@@ -283,7 +320,7 @@ def prepare(plan: Plan, *specs: LaunchSpec) -> None:
         lines.append(
             f"id -u {user} >/dev/null 2>&1 || {{ useradd --system --user-group --no-create-home"
             f" --home-dir {quote(layout.root + '/cache/home')} --shell /usr/sbin/nologin {user}"
-            f" && : >{quote(layout.run)}/made-user; }}"
+            f" && echo {user} >>{quote(layout.run)}/made-user; }}"
         )
         lines.append(f"chown -R {user}: " + " ".join(quote(path) for path in spec.writable))
         # GPU device nodes are world-readable or of these groups, where they exist
@@ -330,6 +367,15 @@ def refuse_other_settings(plan: Plan, spec: LaunchSpec) -> None:
         raise StepFailed(f"{spec.name} is installed with other settings ({odd})\nFix: {SERVE_ANEW}")
 
 
+def refuse_other_flags(plan: Plan, spec: LaunchSpec) -> None:
+    """What runs was started with the flags that the recipe has now: what it says is their proof.
+
+    Raises StepFailed.
+    """
+    if has_other_flags(plan, spec):
+        raise StepFailed(f"{spec.name} runs with other flags than the recipe has now\nFix: {SERVE_ANEW}")
+
+
 def ready_script(plan: Plan, spec: LaunchSpec) -> tuple[str, str]:
     """The sh that asks for a token, and what it is given on stdin."""
     request = {**probe_request(plan, spec), "pid": plan.services[spec.name].pid}
@@ -368,14 +414,17 @@ def tail(plan: Plan, spec: LaunchSpec, lines: int) -> list[str]:
     return log_lines(answer.stdout, lines)
 
 
-def stop_service(plan: Plan) -> bool:
-    """Stop every mode's service. Returns whether one ran. Raises Stop."""
-    ran = False
-    for name, state in plan.services.items():
-        if not state.installed:
-            continue
-        ran = ran or state.running
+def stop_service(plan: Plan) -> None:
+    """Stop every mode's service, and that of a mode that the recipe had. Raises Stop."""
+    names = [name for name, state in plan.services.items() if state.installed]
+    for name in (*names, *lost_names(plan)):
         done = plan.remote.run(plan.supervisor.stop(name), timeout=plan.recipe.serve.stop_seconds + 120)
         if not done.ok:
             raise Stop(f"{name} cannot be stopped: {done.stderr.strip() or done.stdout.strip()}")
-    return ran
+
+
+def lost_names(plan: Plan) -> tuple[str, ...]:
+    """The service that was started last, if the recipe has no such mode any more."""
+    receipt = plan.receipt("service")
+    name = str(receipt.detail.get("name") or "") if receipt else ""
+    return (name,) if name and name not in plan.service_names else ()

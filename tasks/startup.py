@@ -23,6 +23,10 @@ PROBE_SECONDS = 120
 SPARE_SECONDS = 600
 
 
+class Cancelled(StepFailed):
+    """Somebody ended the start on its host: nobody waits for it any more."""
+
+
 def log_script(plan: Plan, spec: LaunchSpec, lines: int = LOG_LINES) -> str:
     """The sh that prints the engine's last log lines."""
     return plan.supervisor.logs(spec.name, spec.log, lines, False)
@@ -130,7 +134,8 @@ def explained(plan: Plan, spec: LaunchSpec, outcome: Outcome) -> StepFailed:
     """A start that failed, as what happened, why, and the one thing to do."""
     result = outcome.result
     if not result.get("verdict"):
-        return StepFailed(f"{outcome.why}\nLog on the host: {plan.layout.jobs}/{JOB}/log", [])
+        kind = Cancelled if outcome.cancelled else StepFailed
+        return kind(f"{outcome.why}\nLog on the host: {plan.layout.jobs}/{JOB}/log", [])
     what, fix, lines = explain(result)
     also = f"\nSee all of it with: rackwright logs INVENTORY --limit {plan.name}"
     return StepFailed(f"{spec.name}: {what}; {now_told(result)}\nFix: {fix}{also}", lines)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from tasks.plan import Plan
 from tasks.proven import proven_mode
+from tasks.remote import quote
 from tasks.service import (
+    SERVE_ANEW,
+    is_coming_up,
     look_ready,
+    lost_names,
     port_is_ours,
     refuse_other_settings,
     refuse_while_promoting,
     startup_note,
     stop_service,
 )
-from tasks.startup import bring_up, done_of
+from tasks.startup import JOB, bring_up, done_of
 from tasks.steps import Done, StepFailed
 
 
@@ -35,14 +39,21 @@ class Stopped:
 
     def unchanged(self) -> str | None:
         """Nothing of ours is up, nor trying to come up."""
-        if all(state.settled for state in self.plan.services.values()):
+        plan = self.plan
+        settled = all(state.settled for state in plan.services.values())
+        if settled and not is_coming_up(plan) and not lost_names(plan):
             return "nothing runs"
         return None
 
     def act(self) -> Done:
-        """Stop every mode."""
-        refuse_while_promoting(self.plan)
-        stop_service(self.plan)
+        """End a start that goes on, which would put back what served before; then stop every mode."""
+        plan = self.plan
+        refuse_while_promoting(plan)
+        if is_coming_up(plan):
+            job = quote(f"{plan.layout.jobs}/{JOB}")
+            plan.remote.run(f"sh {quote(f'{plan.lib}/job.sh')} cancel {job} stop", timeout=60)
+            plan.look()  # what it has started meanwhile
+        stop_service(plan)
         return Done(receipt=False)
 
 
@@ -64,19 +75,29 @@ class Start:
         return ""
 
     def mode(self) -> str:
-        """A restart keeps the mode that runs; else the one proven last, else the one installed last."""
+        """A restart keeps the mode that runs; else the one proven last, else the one installed last.
+
+        Raises StepFailed where there is none.
+        """
         plan = self.plan
         receipt = plan.receipt("service")
         if receipt is None:
             raise StepFailed("no service is installed here\nFix: rackwright site INVENTORY")
         runs = [mode for mode in plan.recipe.serve.modes if plan.services[plan.spec(mode).name].running]
-        return (runs[0] if self._again and runs else None) or proven_mode(plan) or str(receipt.detail["mode"])
+        last = str(receipt.detail.get("mode"))
+        mode = (runs[0] if self._again and runs else None) or proven_mode(plan) or last
+        if mode not in plan.recipe.serve.modes:
+            raise StepFailed(f"the recipe has no mode {mode} any more\nFix: {SERVE_ANEW}")
+        return mode
 
     def unchanged(self) -> str | None:
         """It runs, and a token comes out. A restart always has something to do."""
-        if self._again or not self.plan.receipt("service"):
+        if self._again:
             return None
-        spec = self.plan.spec(self.mode())
+        try:
+            spec = self.plan.spec(self.mode())
+        except StepFailed:  # `act` says it
+            return None
         if self.plan.services[spec.name].running and look_ready(self.plan, spec)["ready"]:
             return f"{spec.name} runs and answers"
         return None

@@ -208,11 +208,10 @@ def logs(host: Any) -> None:
     if receipt is None and not any(service.installed for service in plan.services.values()):
         stop_host(host, plan.host, "no service is installed here\nFix: rackwright site INVENTORY")
         return
-    spec = plan.spec(str(receipt.detail.get("mode")) if receipt else None)
-    name, log = spec.name, spec.log
-    trial = plan.trial_name
-    if plan.services[trial].running:
-        name, log = trial, f"{plan.layout.logs}/{trial}.log"
+    # by its name: the recipe may have lost the mode since
+    name = str(receipt.detail.get("name") or "") if receipt else ""
+    name = plan.trial_name if plan.services[plan.trial_name].running else name or plan.spec().name
+    log = f"{plan.layout.logs}/{name}.log"
     script = plan.supervisor.logs(name, log, plan.settings.lines, plan.settings.follow)
     if plan.settings.follow:
         plan.remote.stream(readable(script))

@@ -5,27 +5,29 @@ from __future__ import annotations
 import base64
 import json
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tasks import service
+from tasks import promote, service, startup, verbs
 from tasks.installed import Installed, differences
-from tasks.jobs import JobState
+from tasks.jobs import JobState, Outcome
 from tasks.launch import LaunchSpec, launch_spec
+from tasks.promote import Promote
 from tasks.receipts import Receipt
 from tasks.recipe import TRIAL, load_recipe
 from tasks.remote import Result
 from tasks.service import refuse_unless_serving, what_serves
 from tasks.settings import layout_of, settings_from
-from tasks.startup import JOB
+from tasks.startup import JOB, Cancelled
 from tasks.status import start_told, status_lines
 from tasks.steps import StepFailed
 from tasks.supervisors import Supervisord
 from tasks.supervisors.base import ABSENT, ServiceState
-from tasks.switch import Start
+from tasks.switch import Start, Stopped
 
 RECIPE = load_recipe("deepseek-v4-flash-sm120")
 SETTINGS = settings_from({"recipe": "deepseek-v4-flash-sm120", "root": "/opt/rw"}, lambda key: "here")
@@ -63,8 +65,16 @@ class Host:
             return Result(0, f"state=running\nlog={base64.b64encode(self.job_log.encode()).decode()}\n", "")
         return Result(0, self.printed, "")
 
-    def spec(self, mode: str | None = None) -> LaunchSpec:
-        return launch_spec(RECIPE, SETTINGS, LAYOUT, mode or self.mode, user="rackwright")
+    def spec(self, mode: str | None = None, *, trial_port: int | None = None) -> LaunchSpec:
+        return launch_spec(
+            RECIPE, SETTINGS, LAYOUT, mode or self.mode, user="rackwright", trial_port=trial_port
+        )
+
+    def look(self) -> None:
+        self.asked.append("look")
+
+    def say(self, text: str) -> None:
+        self.asked.append(f"said: {text}")
 
     @property
     def service(self) -> ServiceState:
@@ -139,6 +149,136 @@ def test_other_settings_than_installed_are_told_and_not_started(monkeypatch: pyt
     lines, good = status_lines(host)
     assert not good
     assert any(f"other settings ({told}): rackwright serve INVENTORY" in line for line in lines)
+
+
+def flags_refused(act: Callable[[], Any]) -> bool:
+    """It is refused, since what runs was started with other flags."""
+    try:
+        act()
+    except StepFailed as why:
+        told = (
+            "rackwright-eager runs with other flags than the recipe has now\nFix: rackwright serve INVENTORY"
+        )
+        assert str(why) == told
+        return True
+    return False
+
+
+def test_what_was_started_with_other_flags_is_neither_asked_nor_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers(monkeypatch, "token")
+    monkeypatch.setattr(promote, "acceptance_request", lambda *_: {})
+    monkeypatch.setattr(promote, "free_port", lambda plan: 8001)
+    monkeypatch.setattr(promote, "prepare", lambda *_: pytest.fail("it was let through"))
+    host: Any = Host(eager=UP)
+
+    def refused_by_all() -> set[bool]:
+        asked = [lambda: refuse_unless_serving(host), lambda: refuse_unless_serving(host, ask=False)]
+        return {flags_refused(act) for act in asked}
+
+    host.installs()
+    assert refused_by_all() == {False}
+    (path,) = host.state.installed
+    host.state.installed[path] = replace(host.state.installed[path], spec="0" * 16)
+    assert refused_by_all() == {True}
+    assert flags_refused(Promote(host).act)
+    # files written anew by a controller that was killed before it restarted anything
+    host.installs()
+    started = {"mode": "eager", "name": "rackwright-eager", "spec": "1" * 64}
+    host.receipts["service"] = Receipt("service", "d", 0, started)
+    assert refused_by_all() == {True}
+    assert flags_refused(Promote(host).act)
+    host.receipts["service"] = Receipt("service", "d", 0, {**started, "spec": host.spec("eager").digest})
+    assert refused_by_all() == {False}
+
+
+def test_a_mode_that_is_stopped_is_promoted_from_with_the_flags_of_now(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    prepared: list[str] = []
+    monkeypatch.setattr(promote, "acceptance_request", lambda *_: {})
+    monkeypatch.setattr(promote, "free_port", lambda plan: 8001)
+    monkeypatch.setattr(promote, "prepare", lambda plan, *specs: prepared.extend(one.name for one in specs))
+    monkeypatch.setattr(promote, "promotion_request", lambda *_: {})
+    monkeypatch.setattr(promote, "run_promotion", lambda *_: Outcome(True, 1, {}, ""))
+    monkeypatch.setattr(promote, "concluded", lambda *_: "over")
+    host: Any = Host(eager=STOPPED)
+    host.installs()
+    (path,) = host.state.installed
+    host.state.installed[path] = replace(host.state.installed[path], spec="0" * 16)
+    assert Promote(host).act() == "over"
+    assert prepared[0] == "rackwright-eager"
+
+
+def test_stop_amid_a_start_ends_the_start_first_and_looks_again() -> None:
+    host: Any = Host(eager=STOPPED, optimized=STOPPED)
+    assert Stopped(host).unchanged() == "nothing runs"
+    host.runs(JOB)
+    assert Stopped(host).unchanged() is None
+    Stopped(host).act()
+    cancel, look, *stops = host.asked
+    assert "job.sh' cancel '/opt/rw/jobs/bring-up' stop" in cancel
+    assert look == "look"
+    assert [any(name in stop for stop in stops) for name in ("'rackwright-eager'", "'rackwright-optimized'")]
+
+
+def test_stop_finds_the_service_of_a_mode_that_the_recipe_lost() -> None:
+    host: Any = Host(eager=STOPPED)
+    host.receipts["service"] = Receipt("service", "d", 0, {"mode": "fastest", "name": "rackwright-fastest"})
+    assert Stopped(host).unchanged() is None
+    Stopped(host).act()
+    assert any("stop 'rackwright-fastest'" in script for script in host.asked)
+
+
+def test_while_a_guard_brings_the_safe_mode_back_nobody_else_starts_or_stops_anything() -> None:
+    host: Any = Host(eager=UP)
+    host.state.jobs[service.PROMOTE_JOB] = JobState("dead", "k", None, 40, None, 100, "", "")
+    held = Result(1, "", "")
+    host.remote.run = lambda script, **_: held if "flock --nonblock" in script else pytest.fail(script)
+    for act in (Stopped(host).act, Start(host).act, Start(host, again=True).act):
+        with pytest.raises(
+            StepFailed, match="eager is being brought back\nFix: wait for it: rackwright status"
+        ):
+            act()
+    host.remote.run = host.run
+    Stopped(host).act()
+    assert any("stop 'rackwright-eager'" in script for script in host.asked), "the guard is gone"
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_mode_that_the_recipe_lost_is_not_started_and_its_log_is_still_shown(
+    monkeypatch: pytest.MonkeyPatch, again: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    host: Any = Host(eager=STOPPED)
+    host.receipts["service"] = Receipt("service", "d", 0, {"mode": "fastest", "name": "rackwright-fastest"})
+    assert Start(host, again=again).unchanged() is None
+    with pytest.raises(StepFailed) as why:
+        Start(host, again=again).act()
+    assert str(why.value) == "the recipe has no mode fastest any more\nFix: rackwright serve INVENTORY"
+    monkeypatch.setattr(verbs, "plan_for", lambda *_, **__: host)
+    host.printed = "a line of the engine\n"
+    verbs.logs(SimpleNamespace(state=SimpleNamespace(inventory=["gpu1"])))
+    assert capsys.readouterr().out == "a line of the engine\n"
+    assert "/opt/rw/logs/rackwright-fastest.log" in host.asked[-1]
+
+
+@pytest.mark.parametrize("cancelled", [True, False])
+def test_a_start_that_somebody_ended_brings_no_other_mode_up(
+    monkeypatch: pytest.MonkeyPatch, cancelled: bool
+) -> None:
+    host: Any = Host(eager=STOPPED, optimized=STOPPED)
+    host.receipts["proven"] = Receipt("proven", "d", 0, {"mode": "optimized", "modes": {}})
+    outcome = Outcome(False, 1, {}, "", "it was cancelled on the host (stop)", cancelled=cancelled)
+    monkeypatch.setattr(startup, "run_job", lambda *_: outcome)
+    for name in ("port_is_ours", "prepare", "retire_former"):
+        monkeypatch.setattr(service, name, lambda *_: None)
+    monkeypatch.setattr(service.Service, "digest", lambda self: "d2")
+    monkeypatch.setattr(service.Service, "draft", lambda self: Receipt("service", "d2", 0))
+    with pytest.raises(StepFailed, match="cancelled on the host") as why:
+        service.Service(host).act()
+    assert isinstance(why.value, Cancelled) == cancelled
+    assert any("starting rackwright-optimized again" in line for line in host.asked) != cancelled
 
 
 def test_only_what_was_proven_and_runs_is_put_back_and_as_it_was_installed() -> None:
