@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from tasks.former import end_supervisord, remove_units
 from tasks.onhost.fetch_weights import REJECTED, WORK
-from tasks.plan import SERVICE_USER, Plan
+from tasks.plan import Plan
 from tasks.remote import quote
 from tasks.service import WRAPPER
+from tasks.startup import PROBE_SECONDS
 from tasks.steps import Done, StepFailed
 
 OWN_FOLDERS = (
@@ -34,7 +36,7 @@ def remove_half(model_dir: str) -> str:
     half, lock = quote(f"{work}/{name}"), quote(f"{work}/{name}.lock")
     return (
         f"if [ ! -e {lock} ] || flock --nonblock {lock} true 2>/dev/null; then"
-        f" rm -rf {half} {lock} {quote(f'{rejected}/{name}')};"
+        f" rm -rf {half} {lock} {quote(f'{rejected}/{name}')} || exit 1;"
         f" rmdir {quote(work)} {quote(rejected)} 2>/dev/null; fi; :"
     )
 
@@ -77,17 +79,14 @@ class Uninstall:
             raise StepFailed(
                 f"{layout.root} is not rackwright's (no .rackwright file in it)\nFix: correct root"
             )
-        run, abandon = quote(layout.run), quote(f"{layout.run}/promotion")
-        # a promotion and its guard would bring the safe mode back; what is told here is that nobody wants it
+        # first: a bring-up whose service is stopped puts back what served before
+        self._sh(self._end_work(), "end running jobs", 300 + self._patience)
         self._sh(
-            # runs of other controllers see it, and end
-            f"[ ! -d {run} ] || : >{run}/uninstalling; [ ! -d {abandon} ] || : >{abandon}/abandoned;"
-            f" {self._cancel(f'{layout.jobs}/promote/')}",
-            "end a promotion, if one runs",
-            120,
+            f"{{ {remove_units(plan)}; }} && {{ {end_supervisord(plan)}; }}"
+            f" && {{ {plan.supervisor.remove(plan.service_names)}; }}",
+            "stop and remove the service",
+            400,
         )
-        self._sh(plan.supervisor.remove(plan.service_names), "stop and remove the service", 400)
-        self._sh(self._cancel(f"{layout.jobs}/*/"), "end running jobs", 120)
         self._sh(self._tidy_shm(), "remove the engine's shared memory", 60)
         weights = plan.receipt("weights")
         kept = []
@@ -97,21 +96,57 @@ class Uninstall:
             else:
                 kept += [path] if weights else []
                 self._sh(remove_half(path), "remove half-downloaded weights", 600)
-        folders = " ".join(quote(f"{layout.root}/{name}") for name in OWN_FOLDERS)
-        model_root, jobs, tmp = quote(layout.model_root), quote(layout.jobs), quote(layout.tmp)
-        self._sh(
-            # whoever watches a job finds all of its state, with the word that it was cancelled, or none
-            f"if [ -d {jobs} ]; then mkdir -p {tmp} && mv {jobs} {tmp}/; fi;"
-            f" rm -rf {folders} && rmdir {model_root} 2>/dev/null; rm -f {quote(layout.root)}/.rackwright"
-            f"; rmdir {quote(layout.root)} 2>/dev/null; :",
-            f"remove the folders below {layout.root}",
-            900,
-        )
         if plan.state.has("made-user"):
-            self._sh(f"userdel {SERVICE_USER} 2>/dev/null; :", "remove the service user", 60)
+            # before the folders: an uninstall that was interrupted still knows whom it made
+            for line in self._sh(self._remove_users(), "remove the service user", 60).splitlines():
+                plan.say(line)
+        self._sh(self._remove_folders(), f"remove the folders below {layout.root}", 900)
         for path in kept:
             plan.say(f"kept: {path} (outside root; remove it by hand if nobody else uses it)")
         return Done(receipt=False)
+
+    @property
+    def _patience(self) -> int:
+        """Seconds until a promotion's guard sees that it is to end: after a stop, or a look at an engine."""
+        return self.plan.recipe.serve.stop_seconds + PROBE_SECONDS + 60
+
+    def _end_work(self) -> str:
+        """The sh that ends all jobs, and waits until the guard of a promotion has ended too."""
+        layout = self.plan.layout
+        run, lib, folder = quote(layout.run), quote(layout.lib), f"{layout.run}/promotion"
+        lock = quote(f"{folder}/lock")
+        # a promotion and its guard would bring the safe mode back; one that just begins forgets that word
+        abandon = f"[ ! -d {quote(folder)} ] || : >{quote(folder)}/abandoned"
+        cancel = (
+            f'for d in {quote(layout.jobs)}/*/; do [ -d "$d" ] && for p in {lib}/*/job.sh; do'
+            ' [ -f "$p" ] && sh "$p" cancel "$d" uninstall && break; done; done'
+        )
+        return (
+            # runs of other controllers see it, and end
+            f"[ ! -d {run} ] || : >{run}/uninstalling; {abandon}; {cancel}; {abandon};"
+            f" [ ! -e {lock} ] || flock --timeout {self._patience} {lock} true"
+            " || { echo a promotion is still bringing the safe mode back >&2; exit 1; }"
+        )
+
+    def _remove_users(self) -> str:
+        """The sh that removes the users that we made, and says whom something else needs."""
+        made = quote(f"{self.plan.layout.run}/made-user")
+        return (
+            f'for u in $(cat {made}); do ! id -u "$u" >/dev/null 2>&1 || why=$(userdel "$u" 2>&1)'
+            ' || echo "kept: the user $u: $why"; done'
+        )
+
+    def _remove_folders(self) -> str:
+        """The sh that removes our folders, and then the mark that they are ours."""
+        layout = self.plan.layout
+        folders = " ".join(quote(f"{layout.root}/{name}") for name in OWN_FOLDERS)
+        root, jobs, tmp = quote(layout.root), quote(layout.jobs), quote(layout.tmp)
+        return (
+            # whoever watches a job finds all of its state, with the word that it was cancelled, or none
+            f"if [ -d {jobs} ]; then mkdir -p {tmp} && mv {jobs} {tmp}/; fi;"
+            f" rm -rf {folders} || exit 1; rmdir {quote(layout.model_root)} 2>/dev/null;"
+            f" rm -f {root}/.rackwright || exit 1; rmdir {root} 2>/dev/null; :"
+        )
 
     def _tidy_shm(self) -> str:
         """The sh that removes the shared memory that engines left; its user is the receipt's."""
@@ -121,18 +156,14 @@ class Uninstall:
             return ":"
         return f"! u=$(id -u {quote(user)} 2>/dev/null) || sh -c {quote(WRAPPER)} sh --tidy-shm $u"
 
-    def _cancel(self, folders: str) -> str:
-        """The sh that ends the jobs in some folders (a pattern of sh)."""
-        lib = quote(self.plan.layout.lib)
-        pattern = "/".join(part if part == "*" else quote(part) for part in folders.split("/"))
-        return (
-            f'for d in {pattern}; do [ -d "$d" ] && for p in {lib}/*/job.sh; do'
-            ' [ -f "$p" ] && sh "$p" cancel "$d" uninstall && break; done; done; :'
-        )
-
-    def _sh(self, script: str, what: str, timeout: float) -> None:
-        self.plan.say(f"uninstall: {what}")
-        done = self.plan.remote.run(script, timeout=timeout)
+    def _sh(self, script: str, what: str, timeout: float) -> str:
+        plan = self.plan
+        plan.say(f"uninstall: {what}")
+        done = plan.remote.run(script, timeout=timeout)
         if not done.ok:
-            why = done.stderr.strip() or done.stdout.strip()
-            raise StepFailed(f"cannot {what}: {why}\nFix: rackwright uninstall INVENTORY -y")
+            lines = (done.stderr.strip() or done.stdout.strip() or f"exit code {done.rc}").splitlines()
+            why = "; ".join(lines[:3]) + (f"; and {len(lines) - 3} lines more" if lines[3:] else "")
+            # what containers or another user wrote is root's to remove
+            root = "" if plan.facts.system.uid == 0 else " --sudo"
+            raise StepFailed(f"cannot {what}: {why}\nFix: rackwright uninstall INVENTORY -y{root}")
+        return done.stdout

@@ -151,6 +151,8 @@ def test_a_changed_flag_restarts_once(provisioned: tuple[Machine, Site, str]) ->
     before = engine_pids(host)
     recipe = site.folder / "standin.toml"
     recipe.write_text(recipe.read_text().replace("max-model-len = 8192", "max-model-len = 8191"))
+    assert "runs with other flags than the recipe has now" in site.run("accept", rc=1)
+    assert engine_pids(host) == before
     site.run("site", "-y")
     after = engine_pids(host)
     assert after != before
@@ -230,3 +232,41 @@ def test_a_user_without_root_gets_a_service_that_outlives_the_session(
     assert no_changes(site.run("site", "-y"))
     site.run("uninstall", "-y")
     assert systemd_host.run("ls -A /home/user/rackwright 2>/dev/null || :").stdout == ""
+
+
+def test_stop_and_uninstall_amid_a_start_leave_nothing_that_comes_back(
+    systemd_host: Machine, tmp_path: Path
+) -> None:
+    host, site = systemd_host, Site(tmp_path, [systemd_host])
+    site.prepare(host)
+    site.run("site", "-y")
+    recipe = site.folder / "standin.toml"
+
+    def ended_amid_a_start(length: int, verb: str, *options: str) -> None:
+        """What served would be put back when the engine that starts ends."""
+        site.faults(host, "never_ready")
+        text = recipe.read_text().replace("[serve.flags]", f"[serve.flags]\nmax-num-seqs = {length}", 1)
+        recipe.write_text(text)
+        start = site.start("serve", "-y", *options)
+        wait_for(lambda: host.run(f"pgrep -f '[m]ax-num-seqs {length}'", check=False).returncode == 0)
+        site.run(verb, "-y")
+        assert f"cancelled on the host ({verb})" in start.communicate(timeout=60)[0]
+        time.sleep(3)  # a look at the engine and the start of another one took less
+        assert engine_pids(host) == []
+        recipe.write_text(text.replace(f"max-num-seqs = {length}\n", ""))
+        site.faults(host)
+
+    units = (
+        "cd /etc/systemd/system && ls -d rackwright* llm* *.wants/rackwright* *.wants/llm* 2>/dev/null || :"
+    )
+    ended_amid_a_start(7, "stop")
+    assert "rackwright-eager.service" in host.run(units).stdout.split()
+    as_llm = ("--data", "instance=llm")
+    site.run("site", "-y", *as_llm)
+    assert host.run(units).stdout.split() == [
+        "llm-eager.service",
+        "multi-user.target.wants/llm-eager.service",
+    ]
+    ended_amid_a_start(9, "uninstall", *as_llm)
+    assert host.run(units).stdout == ""
+    assert host.run(f"test -e {ROOT}", check=False).returncode != 0

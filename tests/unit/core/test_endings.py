@@ -75,7 +75,7 @@ class Host:
         self.ran: list[str] = []
         self.remote = self
         self.state = SimpleNamespace(foreign_root=False, has=lambda name: True)
-        self.supervisor = SimpleNamespace(remove=lambda names: "remove-service")
+        self.supervisor = SimpleNamespace(name="supervisord", remove=lambda names: "remove-service")
         self.service_names = ("s",)
 
     def run(self, script: str, **more: Any) -> Result:
@@ -89,7 +89,8 @@ class Host:
         return None
 
     def __getattr__(self, name: str) -> Any:
-        return SimpleNamespace(instance="i", model_root=None)
+        system, serve = SimpleNamespace(uid=0, home="/root"), SimpleNamespace(stop_seconds=1)
+        return SimpleNamespace(instance="i", model_root=None, system=system, serve=serve)
 
 
 def test_uninstall_says_what_it_removes_before_it_does() -> None:
