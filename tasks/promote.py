@@ -33,7 +33,7 @@ from tasks.service import (
     refuse_other_settings,
     what_serves,
 )
-from tasks.startup import SPARE_SECONDS, bring_up, done_of, explain, service_request
+from tasks.startup import SPARE_SECONDS, Cancelled, bring_up, done_of, explain, service_request
 from tasks.steps import Done, StepFailed, onhost, python_of
 
 ACCEPTANCE_SECONDS = 3600
@@ -381,8 +381,9 @@ class Rollback:
         draft = None if as_it_was else Service(plan, SAFE_MODE).draft()
         try:
             result = bring_up(plan, spec, before, draft, put_back(plan, spec, old) if old else None)
-        except StepFailed:
-            if old and proven:
+        except StepFailed as failed:
+            # who ended it may be removing all of this
+            if old and proven and not isinstance(failed, Cancelled):
                 boot = plan.supervisor.at_boot(old.name, plan.service_names)
                 plan.remote.run(f"{proven.write(plan.layout.receipts)} && {{ {boot}; }}")
             raise

@@ -16,7 +16,7 @@ from tasks import promote, service, startup, verbs
 from tasks.installed import Installed, differences
 from tasks.jobs import JobState, Outcome
 from tasks.launch import LaunchSpec, launch_spec
-from tasks.promote import Promote
+from tasks.promote import Promote, Rollback
 from tasks.receipts import Receipt
 from tasks.recipe import TRIAL, load_recipe
 from tasks.remote import Result
@@ -338,3 +338,29 @@ def test_a_start_is_told_by_its_log() -> None:
     )
     assert start_told(log + "Application startup complete\n", now, 0) is None
     assert start_told("", now, 0) is None
+
+
+@pytest.mark.parametrize("kind", [StepFailed, Cancelled])
+def test_a_rollback_that_somebody_ended_writes_nothing_on_the_host_any_more(
+    monkeypatch: pytest.MonkeyPatch, kind: type[StepFailed]
+) -> None:
+    host: Any = Host(eager=STOPPED, optimized=UP)
+    host.receipts["proven"] = Receipt("proven", "d", 0, {"mode": "optimized", "modes": {}})
+    began: list[int] = []
+
+    def bring_up(*_: Any) -> None:
+        began.append(len(host.asked))
+        raise kind("it did not come up")
+
+    monkeypatch.setattr(promote, "bring_up", bring_up)
+    monkeypatch.setattr(promote, "what_serves", lambda plan: plan.spec("optimized"))
+    monkeypatch.setattr(promote, "put_back", lambda *_: {})
+    for name in ("port_is_ours", "keep_files", "prepare"):
+        monkeypatch.setattr(promote, name, lambda *_: None)
+    monkeypatch.setattr(service.Service, "draft", lambda self: Receipt("service", "d2", 0))
+    with pytest.raises(kind):
+        Rollback(host).act()
+    after = host.asked[began[0] :]
+    assert [("proven.json" in script, "boot 'rackwright-optimized'" in script) for script in after] == (
+        [] if kind is Cancelled else [(True, True)]
+    )
