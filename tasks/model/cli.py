@@ -8,23 +8,28 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from tasks.jobs import in_units
+from tasks.jobs import in_time, in_units
 from tasks.mistakes import Mistakes
 from tasks.model import manifest, sources
 from tasks.model.manifest import Difference, Listing
 from tasks.onhost import verify_weights
 from tasks.paths import ONHOST
 from tasks.recipe import Recipe, SourceName, load_recipe
-from tasks.redact import redact
+from tasks.redact import clean, redact
 from tasks.settings import Settings, settings_from
 from tasks.writable import no_file
 
 HUBS: tuple[SourceName, ...] = ("huggingface", "modelscope", "s3")
+PATIENCE = 10  # seconds for a hub that may only be busy: a person waits
+BEAT = 5.0  # seconds
 SHOWN = 40  # differences of one source that are printed
 DESCRIPTION = """\
 A manifest names the SHA-256 of every file of a model, one a line, sorted; `sha256sum -c` accepts it. With one
@@ -197,6 +202,7 @@ def list_hubs(
             raise Mistakes([f"{recipe.name} does not pin {name}"])
         specs.append(spec)
     request = {"mode": "list", "sources": specs, "hash_small": hash_small, "ignore": ignore}
+    request["patience"] = PATIENCE
     environ = {**os.environ, **sources.secrets_of(recipe, settings, os.environ)}
     # Its answer goes to a file: a full pipe would stop it while only its progress is read here.
     with tempfile.TemporaryFile("w+") as answer:
@@ -207,17 +213,19 @@ def list_hubs(
         assert process.stdin and process.stderr
         process.stdin.write(json.dumps(request))
         process.stdin.close()
-        for line in process.stderr:
-            if not line.startswith("#progress "):
-                print(line.rstrip(), file=sys.stderr, flush=True)
-        code = process.wait()
+        with heartbeat(BEAT):
+            for line in process.stderr:
+                # why a source says nothing is told with the answers
+                if not line.startswith(("#progress ", "not from ")):
+                    print(clean(line.rstrip()), file=sys.stderr, flush=True)
+            code = process.wait()
         answer.seek(0)
         text = answer.read()
     if code == 2 or not text:
         raise Mistakes(["the sources could not be asked (see above)"])
     answers = []
     for found in json.loads(text)["sources"]:
-        why, fix = str(found["why"]), str(found["fix"])
+        why, fix = str(found["why"]).removeprefix(f"{found['name']}: "), str(found["fix"])
         if "cannot be imported" in why:
             fix = "pip install 'rackwright[hub]'"
         label = str(found["name"])
@@ -225,6 +233,24 @@ def list_hubs(
             label += f"@{found['revision'][:12]}"
         answers.append(Answer(label, manifest.from_fetch(found), why, fix))
     return answers
+
+
+@contextmanager
+def heartbeat(every: float) -> Iterator[None]:
+    """Say every so many seconds that the sources are still being asked."""
+    over, began = threading.Event(), time.monotonic()
+
+    def beat() -> None:
+        while not over.wait(every):
+            print(f"still asking, {in_time(time.monotonic() - began)}", file=sys.stderr, flush=True)
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def read_folder(folder: Path, name: str, ignore: list[str]) -> Answer:

@@ -50,3 +50,29 @@ def test_a_disk_that_fills_up_is_one_line_and_1(
     target = tmp_path / "m.sha256"
     assert cli.main(["rehearsal-cpu", "-o", str(target)]) == 1
     assert capsys.readouterr().err == f"rackwright manifest: {target}: No space left on device\n"
+
+
+FETCHER = """
+import json, sys, time
+asked = json.load(sys.stdin)
+print("asking hub at h", file=sys.stderr, flush=True)
+time.sleep(0.3)
+print("#progress {}", file=sys.stderr)
+print("not from hub at h: hub at h: refused", file=sys.stderr)
+found = {"name": "hub at h", "revision": None, "why": "hub at h: refused", "fix": "patience %d" % asked["patience"], "files": {}}
+print(json.dumps({"sources": [{**found, "kind": "huggingface"}]}))
+"""
+
+
+def test_a_hub_that_does_not_answer_is_told_once_and_meanwhile_that_it_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "fetch_weights.py").write_text(FETCHER)
+    monkeypatch.setattr(cli, "ONHOST", tmp_path)
+    monkeypatch.setattr(cli, "BEAT", 0.05)
+    assert cli.main(["deepseek-v4-flash-sm120", "huggingface"]) == 1
+    said = capsys.readouterr()
+    assert said.out == "hub at h: refused\n  fix: patience 10\n", "a download is more patient"
+    first, *beats = said.err.splitlines()
+    assert first == "asking hub at h"
+    assert len(beats) >= 2 and set(beats) == {"still asking, 0 s"}
