@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.checks.gpu import chosen
+from tasks.checks.words import plural
 from tasks.compare import PROTOCOL, NoBenchmark, newest_first, read_benchmark
 from tasks.digest import digest_of
 from tasks.facts.gpu import Gpu, GpuFacts
@@ -43,7 +44,7 @@ class Benchmark:
     @property
     def label(self) -> str:
         """What the person sees."""
-        return f"bench: {len(self.cases())} cases, {self.runs} runs each"
+        return f"bench: {plural(len(self.cases()), 'case')}, {plural(self.runs, 'run')} each"
 
     def cases(self) -> list[dict[str, Any]]:
         """The recipe's cases, then its last one again at each request rate that the site asks for."""
@@ -64,7 +65,10 @@ class Benchmark:
         plan = self.plan
         plan.look()
         spec = refuse_unless_serving(plan, ask=False)
-        plan.say(f"bench: about {_minutes(self.cases(), self.runs)} min; Ctrl-C leaves it running")
+        runs = len(self.cases()) * self.runs
+        # the engine decides how long a run takes; the job's progress reckons from those that are done
+        left = "the time left is told after the first of them; " if runs > 1 else ""
+        plan.say(f"bench: {plural(runs, 'run')}; {left}Ctrl-C leaves it running")
         outcome = job(
             plan,
             "bench",
@@ -261,8 +265,3 @@ def summary(bench: dict[str, Any]) -> dict[str, dict[str, float]]:
         row["name"]: {name: row["median"][name] for name, _ in SHOWN if name in row["median"]}
         for row in bench["cases"]
     }
-
-
-def _minutes(cases: list[dict[str, Any]], runs: int) -> int:
-    """A rough guess: the client starts in 15 s, and a case runs a minute."""
-    return max(1, round(len(cases) * runs * 75 / 60))

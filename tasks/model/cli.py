@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
+from tasks.checks.words import plural
 from tasks.jobs import in_time, in_units
 from tasks.mistakes import Mistakes
 from tasks.model import manifest, sources
@@ -316,7 +317,7 @@ def summary(listing: Listing) -> str:
     sizes = [entry.size for entry in listing.values()]
     size = "" if None in sizes else f", {in_units(sum(filter(None, sizes)), 'bytes')}"
     hashed = sum(entry.sha256 is not None for entry in listing.values())
-    return f"{len(listing)} files{size}, {hashed} with SHA-256"
+    return f"{plural(len(listing), 'file')}{size}, {hashed} with SHA-256"
 
 
 def told(left: Answer, right: Answer, differences: list[Difference], out: Any) -> bool:
@@ -326,9 +327,9 @@ def told(left: Answer, right: Answer, differences: list[Difference], out: Any) -
     note = f" ({unknown} of them by no hash that both publish)" if unknown else ""
     if not real:
         both = len(set(left.listing) & set(right.listing))
-        print(f"{left.name} and {right.name} agree on {both} files{note}", file=out)
+        print(f"{left.name} and {right.name} agree on {plural(both, 'file')}{note}", file=out)
         return True
-    print(f"{left.name} and {right.name} differ in {len(real)} files:", file=out)
+    print(f"{left.name} and {right.name} differ in {plural(len(real), 'file')}:", file=out)
     for line in manifest.explain(real[:SHOWN], left.name, right.name):
         print(f"  {line}", file=out)
     if len(real) > SHOWN:
@@ -357,6 +358,6 @@ def write(recipe: Recipe, digests: dict[str, str], options: Any) -> None:
         sys.stdout.write(text)
         return
     verify_weights.write_atomically(str(path), text)
-    print(f"wrote {path}: {len(digests)} files, sha256 of all {manifest.digest(digests)}")
+    print(f"wrote {path}: {plural(len(digests), 'file')}, sha256 of all {manifest.digest(digests)}")
     if not options.output and not recipe.model.manifest:
         print(f'now put this into [model] of {recipe.file}:\n  manifest = "{beside(recipe)}"')

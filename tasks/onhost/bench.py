@@ -827,8 +827,14 @@ def others_running() -> list[tuple[int, str]]:
         except OSError:
             continue
         if pid not in mine and is_benchmark(words):
-            found.append((pid, " ".join(words[:6])))
+            found.append((pid, name_of(words)))
     return found
+
+
+def name_of(words: list[str]) -> str:
+    """A benchmark's command without its options: they may hold a key."""
+    options = (i for i, word in enumerate(words) if word.startswith("--"))
+    return " ".join(words[: min(4, next(options, 4))])
 
 
 def is_benchmark(words: list[str]) -> bool:

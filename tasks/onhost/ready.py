@@ -216,13 +216,13 @@ def container_pid(name: str) -> int | None:
 
 
 def command_of(pid: int) -> str:
-    """The first words of a process's command line; no more, for arguments may hold secrets."""
+    """The first two words of a process's command line, as the probe's; later ones may hold secrets."""
     try:
         with open("/proc/%d/cmdline" % pid, "rb") as file:
             words = file.read().decode("utf-8", "replace").split("\0")
     except OSError:
         return "?"
-    return " ".join(word for word in words[:3] if word) or "?"
+    return " ".join(word for word in words[:2] if word) or "?"
 
 
 if __name__ == "__main__":

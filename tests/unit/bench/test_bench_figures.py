@@ -195,6 +195,16 @@ def test_other_load_generators_are_known_by_their_command(words: list[str], riva
     assert bench.is_benchmark(words) is rival
 
 
+def test_a_rival_is_named_without_its_options() -> None:
+    key = ["--api-key", "sk-secret"]
+    assert bench.name_of(["guidellm", "benchmark", *key]) == "guidellm benchmark"
+    assert (
+        bench.name_of(["python", "/env/bin/vllm", "bench", "serve", *key])
+        == "python /env/bin/vllm bench serve"
+    )
+    assert bench.name_of(["python", "-m", "sglang.bench_serving", *key]) == "python -m sglang.bench_serving"
+
+
 def test_a_case_is_filled_in() -> None:
     case = bench.case_of({"input": 128, "output": 64, "concurrency": 8})
     assert (case["prompts"], case["warmups"], case["name"]) == (64, 8, "128/64 x8")

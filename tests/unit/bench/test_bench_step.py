@@ -44,7 +44,7 @@ def test_request_rates_repeat_the_last_case_as_stairs() -> None:
     names = [onhost.case_of(case)["name"] for case in work.cases()]
     assert names[3:] == ["4096/128 x4 at 1/s", "4096/128 x4 at 2/s"]
     assert names == [BenchCase.model_validate(case).label for case in work.cases()]
-    assert work.label == "bench: 5 cases, 1 runs each"
+    assert work.label == "bench: 5 cases, 1 run each"
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,19 @@ def test_a_process_that_is_not_the_engine_s_is_named_as_a_stranger(
         other.wait()
 
 
+def test_a_stranger_is_named_by_two_words_as_the_probe_does() -> None:
+    words = [sys.executable, "-c", "import time; time.sleep(60)", "--api-key", "sk-secret"]
+    with subprocess.Popen(words) as other:
+        try:
+            for _ in range(200):  # until it has become its program
+                if (told := ready.command_of(other.pid)).endswith(" -c"):
+                    break
+                time.sleep(0.01)
+        finally:
+            other.kill()
+    assert told == f"{sys.executable} -c"
+
+
 def test_where_processes_cannot_be_looked_into_the_socket_s_user_decides(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
