@@ -53,6 +53,8 @@ class LaunchSpec:
     def wrapper_env(self) -> dict[str, str]:
         """What `start-engine.sh` is told under every supervisor; it keeps none of it for the engine."""
         env = {}
+        if self.key_file:
+            env["RACKWRIGHT_KEY"] = "required"
         if self.unset:
             env["RACKWRIGHT_UNSET"] = " ".join(self.unset)
         if self.gpu_free is not None:

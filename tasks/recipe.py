@@ -7,11 +7,20 @@ needs no code. Values that come from the world name their source in a comment be
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from tasks.digest import digest_of
 from tasks.mistakes import Mistakes, explain, nearest
@@ -19,6 +28,19 @@ from tasks.onhost.startup_log import PHASES
 from tasks.paths import RECIPES
 
 Flag = bool | int | float | str | list[str] | dict[str, Any]
+
+
+def _on_one_line(values: dict[str, Any]) -> dict[str, Any]:
+    # a unit's line, and that of a program of supervisord, ends where the value's does
+    for name, value in values.items():
+        for word in (name, *(value if isinstance(value, list) else [value])):
+            if isinstance(word, str) and re.search(r"[\x00-\x1f\x7f]", word):
+                raise ValueError(f"{name!r} must be one line without control characters")
+    return values
+
+
+Flags = Annotated[dict[str, Flag], AfterValidator(_on_one_line)]
+Env = Annotated[dict[str, str], AfterValidator(_on_one_line)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Commit = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
@@ -199,8 +221,8 @@ class DockerRoute(Part):
     options_like: str | None = None
     replacement: str | None = None
     cuda_major: int | None = None
-    flags: dict[str, Flag] = {}
-    env: dict[str, str] = {}
+    flags: Flags = {}
+    env: Env = {}
     image_bytes: int = Field(gt=0)
 
 
@@ -246,16 +268,16 @@ class Promote(Part):
 class Mode(Part):
     """What one serving mode adds to the common flags; `false` takes a flag away."""
 
-    flags: dict[str, Flag] = {}
-    env: dict[str, str] = {}
+    flags: Flags = {}
+    env: Env = {}
     ready_seconds: int | None = Field(None, gt=0)
 
 
 class Serve(Part):
     """How it is served: what every mode has, and the modes."""
 
-    flags: dict[str, Flag] = {}
-    env: dict[str, str] = {}
+    flags: Flags = {}
+    env: Env = {}
     unset: list[str] = []
     ready_seconds: int = Field(1800, gt=0)
     stop_seconds: int = Field(60, gt=0)
@@ -271,6 +293,9 @@ class Serve(Part):
             raise ValueError("a mode 'eager' is needed: it is the safe mode that others fall back to")
         if TRIAL in modes:
             raise ValueError(f"a mode cannot be called {TRIAL!r}: a mode on trial runs under that name")
+        for name in modes:
+            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+                raise ValueError(f"mode {name!r}: only letters, digits and . _ - are allowed")
         return modes
 
     @field_validator("phase_seconds")

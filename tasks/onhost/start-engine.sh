@@ -6,7 +6,8 @@
 #   - waits until the GPUs have the memory that the engine will ask for (RACKWRIGHT_GPU_FREE: that share of
 #     it, for at most RACKWRIGHT_GPU_WAIT seconds); skipped where there is no nvidia-smi
 #   - puts the API key into the environment, never into argv, unit or log: it is systemd's credential
-#     "api-key" where there is one, else the file RACKWRIGHT_KEY_FILE, else there is none
+#     "api-key" where there is one, else the file RACKWRIGHT_KEY_FILE; with RACKWRIGHT_KEY=required there is no
+#     start without one
 #   - raises its limit of open files, as far as it may
 #   - drops the variables in RACKWRIGHT_UNSET
 # start-engine.sh --tidy-shm UID     only removes such memory, that of another user too where it may
@@ -72,7 +73,7 @@ if [ -n "${RACKWRIGHT_GROUP:-}" ]; then
             kill -KILL $left 2>/dev/null || :
         fi
     fi
-    echo "$$ $now" >"$RACKWRIGHT_GROUP"
+    { echo "$$ $now" >"$RACKWRIGHT_GROUP"; } 2>/dev/null || echo "rackwright: cannot write $RACKWRIGHT_GROUP"
 fi
 
 tidy_shm "$(id -u)"
@@ -100,16 +101,20 @@ if [ -n "${RACKWRIGHT_GPU_FREE:-}" ] && command -v nvidia-smi >/dev/null 2>&1; t
     done
 fi
 
+# before the key is there: that one stays, whatever is named
+for name in ${RACKWRIGHT_UNSET:-}; do unset "$name"; done
 key=${CREDENTIALS_DIRECTORY:+$CREDENTIALS_DIRECTORY/api-key}
 [ -n "$key" ] && [ -r "$key" ] || key=${RACKWRIGHT_KEY_FILE:-}
 if [ -n "$key" ]; then
     VLLM_API_KEY=$(cat "$key")
     [ -n "$VLLM_API_KEY" ] || { echo "rackwright: the key file $key is empty" >&2; exit 1; }
     export VLLM_API_KEY
+elif [ -n "${RACKWRIGHT_KEY:-}" ]; then
+    echo "rackwright: no key was handed over, and the engine is not started without one" >&2
+    exit 1
 fi
 # vLLM asks for 65535 (vllm/utils/system_utils.py); systemd's unit says so, other supervisors leave it low
 [ "$(ulimit -Sn)" = unlimited ] || [ "$(ulimit -Sn)" -ge 65536 ] \
     || ulimit -Sn 65536 2>/dev/null || ulimit -Sn "$(ulimit -Hn)" 2>/dev/null || :
-for name in ${RACKWRIGHT_UNSET:-}; do unset "$name"; done
-unset RACKWRIGHT_KEY_FILE RACKWRIGHT_UNSET RACKWRIGHT_GROUP RACKWRIGHT_GPU_FREE RACKWRIGHT_GPU_WAIT
+unset RACKWRIGHT_KEY RACKWRIGHT_KEY_FILE RACKWRIGHT_UNSET RACKWRIGHT_GROUP RACKWRIGHT_GPU_FREE RACKWRIGHT_GPU_WAIT
 exec "$@"

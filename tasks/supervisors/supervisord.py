@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 
 from tasks.launch import LaunchSpec
@@ -36,6 +37,8 @@ class Supervisord:
             env["RACKWRIGHT_KEY_FILE"] = spec.key_file
         if spec.user:
             env["USER"] = spec.user
+        # by env(1), for supervisor reads `environment=` without escapes: no value can hold both quotes
+        command = ("/usr/bin/env", *(f"{name}={value}" for name, value in sorted(env.items())), *spec.command)
         run = self._layout.run
         return {
             f"{run}/supervisord.conf": template(
@@ -44,8 +47,7 @@ class Supervisord:
             f"{run}/programs/{spec.name}.conf": template(
                 "supervisor/program.conf.j2",
                 spec=spec,
-                command=" ".join(_percent(shlex.quote(word)) for word in spec.command),
-                environment=",".join(f"{name}={_value(value)}" for name, value in sorted(env.items())),
+                command=" ".join(map(_word, command)),
                 start_seconds=start_seconds(spec),
                 limit_starts=LIMIT_STARTS,
             ),
@@ -98,12 +100,10 @@ class Supervisord:
         return f"if [ -x {self._python} ] && [ -f {helper} ]; then {self._sv} shutdown; fi"
 
 
-def _percent(text: str) -> str:
-    """supervisor expands `%(name)s` in every value."""
-    return text.replace("%", "%%")
+def _word(word: str) -> str:
+    """One word of `command=`, quoted.
 
-
-def _value(text: str) -> str:
-    """A value of `environment=`: double-quoted, read by supervisor with shlex."""
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{_percent(escaped)}"'
+    supervisor expands `%(name)s`, and cuts what follows a space and ; or # even inside quotes
+    (inline_comment_prefixes of its UnhosedConfigParser): quotes that end and begin there keep them apart.
+    """
+    return re.sub(r"(\s)([;#])", r"\1''\2", shlex.quote(word)).replace("%", "%%")

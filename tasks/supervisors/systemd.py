@@ -10,6 +10,8 @@ from tasks.supervisors.base import LIMIT_STARTS, ServiceState, start_seconds, te
 _PROPERTIES = "LoadState,ActiveState,SubState,MainPID,NRestarts,ActiveEnterTimestampMonotonic,UnitFileState"
 # RestartSteps= came with systemd 254; older ones complain about it.
 STEPS_SINCE = 254
+# LoadCredential= came with systemd 247; older ones (Ubuntu 20.04, RHEL 8) start the service without it.
+CREDENTIALS_SINCE = 247
 
 
 class Systemd:
@@ -32,15 +34,21 @@ class Systemd:
     def files(self, spec: LaunchSpec, others: tuple[str, ...]) -> dict[str, str]:
         """The unit of `spec`."""
         env = {**dict(spec.env), **spec.wrapper_env}
-        if self._user and spec.key_file:
+        credential = copy = None
+        if spec.key_file and self._user:
             env["RACKWRIGHT_KEY_FILE"] = spec.key_file  # user managers cannot load credentials everywhere
+        elif spec.key_file and self._version >= CREDENTIALS_SINCE:
+            credential = spec.key_file
+        elif spec.key_file:
+            env["RACKWRIGHT_KEY_FILE"] = copy = f"{spec.key_file}.{spec.name}"
         rivals = sorted(name for name in others if name != spec.name)
         return {
             self.unit_path(spec.name): template(
                 "systemd/engine.service.j2",
                 spec=spec,
-                env=sorted(env.items()),
-                key_file=None if self._user else spec.key_file,
+                environment=[systemd_assignment(f"{name}={value}") for name, value in sorted(env.items())],
+                credential=credential,
+                key_copy=copy,
                 system=not self._user,
                 conflicts=rivals,
                 # Without an order the rival would still be stopping while this one starts; one direction
@@ -49,7 +57,6 @@ class Systemd:
                 steps=self._version >= STEPS_SINCE,
                 command=" ".join(systemd_word(word) for word in spec.command),
                 after_stop=" ".join(systemd_word(word) for word in spec.after_stop),
-                env_quote=lambda name, value: systemd_word(f"{name}={value}"),
                 inside_home=any(
                     path.startswith(("/home/", "/root/")) for path in (*spec.writable, *spec.readable)
                 ),
@@ -133,6 +140,11 @@ def version_in(status: str) -> int:
 
 
 def systemd_word(word: str) -> str:
-    """One word of a unit's command line or environment, quoted (systemd.service(5), "COMMAND LINES")."""
-    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+    """One word of a unit's command line, quoted (systemd.service(5), "COMMAND LINES")."""
+    return systemd_assignment(word).replace("$", "$$")
+
+
+def systemd_assignment(text: str) -> str:
+    """One assignment of a unit's environment: as a word, but $ means itself there (systemd.exec(5))."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return f'"{escaped}"'

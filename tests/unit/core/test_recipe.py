@@ -56,6 +56,20 @@ def test_a_recipe_without_the_safe_mode_is_refused(tmp_path: Path) -> None:
     assert "a mode 'eager' is needed" in line
 
 
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ('[serve.modes.eager.env]\nA = """one\ntwo"""\n', "'A' must be one line"),
+        ('[serve.modes.other.flags]\nx = ["a", "b\\u0000"]\n', "'x' must be one line"),
+        ('[serve.modes."two words"]\n', "mode 'two words'"),
+        ('[serve.modes."../up"]\n', "mode '../up'"),
+    ],
+)
+def test_what_a_unit_or_a_program_cannot_hold_is_refused(tmp_path: Path, more: str, told: str) -> None:
+    (line,) = mistakes(tmp_path, GOOD + more)
+    assert told in line
+
+
 def test_a_lock_that_is_not_there_is_named(tmp_path: Path) -> None:
     (line,) = mistakes(tmp_path, GOOD.replace("locks/vllm", "locks/nothing"))
     assert "engine.wheel.lock = 'locks/nothing-cpu" in line

@@ -14,7 +14,7 @@ from tasks.launch import LaunchSpec, launch_spec
 from tasks.recipe import load_recipe
 from tasks.settings import layout_of, settings_from
 from tasks.supervisors import Supervisord, Systemd, choose
-from tasks.supervisors.systemd import systemd_word
+from tasks.supervisors.systemd import systemd_assignment, systemd_word
 
 NAMES = ("rackwright-eager", "rackwright-optimized")
 
@@ -32,7 +32,7 @@ def spec(**more: object) -> LaunchSpec:
 
 
 def unit(made: LaunchSpec) -> str:
-    return Systemd().files(made, NAMES)["/etc/systemd/system/rackwright-optimized.service"]
+    return Systemd(version=252).files(made, NAMES)["/etc/systemd/system/rackwright-optimized.service"]
 
 
 @pytest.mark.parametrize(
@@ -55,10 +55,8 @@ def test_the_key_is_in_no_argv_unit_or_program_only_its_file_is() -> None:
     assert "--api-key" not in made.argv
     assert not any("KEY" in name for name, _ in made.env)
     program = Supervisord(layout(), "rackwright").files(made, NAMES)
-    assert (
-        'RACKWRIGHT_KEY_FILE="/opt/rw/run/api-key"'
-        in program["/opt/rw/run/programs/rackwright-optimized.conf"]
-    )
+    text = program["/opt/rw/run/programs/rackwright-optimized.conf"]
+    assert " RACKWRIGHT_KEY_FILE=/opt/rw/run/api-key " in text
 
 
 def layout():  # type: ignore[no-untyped-def]
@@ -74,15 +72,42 @@ def test_systemd_words_survive_quotes_percent_and_dollar() -> None:
     assert systemd_word('{"a":"50%$x"}') == '"{\\"a\\":\\"50%%$$x\\"}"'
 
 
-def test_a_supervisord_command_reads_back_as_the_same_argv() -> None:
-    made = spec(argv=("/x/vllm", "serve", "--config", '{"a": "it\'s 50%"}'))
+def test_a_dollar_of_the_environment_is_one_since_only_command_lines_expand_it() -> None:
+    assert systemd_assignment('A=50%$x \\"') == '"A=50%%$x \\\\\\""'
+    assert (
+        'Environment="PRICE=5$ # and ; 50%%"' in unit(spec(env=(("PRICE", "5$ # and ; 50%"),))).splitlines()
+    )
+
+
+ODD = (
+    '{"a": "it\'s 50%", "b": "x # y"}',
+    "a #b",
+    "c ;d",
+    " # ",
+    "#e",
+    "; f",
+    "tab\u3000#g",
+    "\\ \\n",
+    "",
+    "$H `x`",
+    "%(ENV_HOME)s",
+)
+
+
+def test_a_supervisord_command_reads_back_as_the_same_argv_and_environment() -> None:
+    env = tuple((f"E{number}", value) for number, value in enumerate(ODD))
+    made = spec(argv=("/x/vllm", "serve", *ODD), env=env)
     text = Supervisord(layout(), "rackwright").files(made, NAMES)[
         "/opt/rw/run/programs/rackwright-optimized.conf"
     ]
-    parser = configparser.RawConfigParser(interpolation=None)
+    # as supervisor 4.3.0 makes it (options.py, UnhosedConfigParser), then expands values
+    parser = configparser.RawConfigParser(inline_comment_prefixes=(";", "#"), strict=False)
     parser.read_string(text)
-    command = parser["program:rackwright-optimized"]["command"].replace("%%", "%")
-    assert shlex.split(command) == list(made.command)
+    program, *words = shlex.split(parser["program:rackwright-optimized"]["command"] % {})
+    assert program == "/usr/bin/env"
+    assert words[-len(made.command) :] == list(made.command)
+    assert {f"{name}={value}" for name, value in env} < set(words[: -len(made.command)])
+    assert "environment" not in parser["program:rackwright-optimized"]
 
 
 def test_a_unit_that_is_not_there_is_absent() -> None:

@@ -64,6 +64,28 @@ def test_an_empty_or_missing_key_file_starts_no_open_engine(tmp_path: Path) -> N
         assert "STARTED" not in done.stdout
 
 
+def test_no_engine_starts_without_the_key_that_it_must_have(tmp_path: Path) -> None:
+    # as systemd before 247 left it, which knows no credentials
+    done = start("echo", "STARTED", env={"RACKWRIGHT_KEY": "required"})
+    assert done.returncode == 1
+    assert "STARTED" not in done.stdout
+    assert "no key was handed over" in done.stderr
+    key = tmp_path / "key"
+    key.write_text("s3cret")
+    # a stray variable of that name is dropped, the key is not
+    env = {"RACKWRIGHT_KEY": "required", "RACKWRIGHT_KEY_FILE": str(key), "RACKWRIGHT_UNSET": "VLLM_API_KEY"}
+    done = start(
+        "sh", "-c", 'echo "$VLLM_API_KEY"; env | grep RACKWRIGHT', env={**env, "VLLM_API_KEY": "stray"}
+    )
+    assert done.stdout.splitlines()[1:] == ["s3cret"]
+
+
+def test_a_full_disk_that_takes_no_note_of_the_group_does_not_stop_the_engine() -> None:
+    done = start("echo", "STARTED", env={"RACKWRIGHT_GROUP": "/dev/full"})
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "STARTED")
+    assert "cannot write /dev/full" in done.stdout
+
+
 def test_stray_variables_are_dropped() -> None:
     env = {"RACKWRIGHT_UNSET": "VLLM_A VLLM_NOT_THERE", "VLLM_A": "1", "VLLM_B": "2"}
     assert start("sh", "-c", "env | grep ^VLLM", env=env).stdout.splitlines()[1:] == ["VLLM_B=2"]

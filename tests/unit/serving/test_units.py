@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -56,12 +57,13 @@ def unit(recipe: str, mode: str, version: int = 0) -> str:
 
 
 @needs_systemd
+@pytest.mark.parametrize("version", [239, 252])
 @pytest.mark.parametrize(("recipe", "mode"), CASES)
 def test_systemd_finds_no_fault_in_a_unit_and_its_exposure_is_low(
-    recipe: str, mode: str, tmp_path: Path
+    recipe: str, mode: str, version: int, tmp_path: Path
 ) -> None:
     path = tmp_path / f"rackwright-{mode}.service"
-    path.write_text(unit(recipe, mode))
+    path.write_text(unit(recipe, mode, version))
     verified = subprocess.run(
         ["systemd-analyze", "verify", str(path)], capture_output=True, text=True, timeout=60
     )
@@ -112,6 +114,32 @@ def test_a_mode_on_trial_is_not_restarted_and_listens_where_no_client_is() -> No
     )
     assert "autorestart=false" in text
     assert "startretries=0" in text
+
+
+def test_a_systemd_that_hands_over_no_credentials_hands_over_a_copy_of_the_key() -> None:
+    name, key = "deepseek-v4-flash-sm120", "/opt/rw/run/api-key"
+    copy = f"{key}.rackwright-eager"
+    # 239: RHEL 8; 245: Ubuntu 20.04; 0: it did not say
+    for version in (0, 239, 245):
+        text = unit(name, "eager", version)
+        assert "LoadCredential" not in text
+        assert f"ExecStartPre=+/usr/bin/install -m 400 -o rackwright {key} {copy}" in text.splitlines()
+        assert f'Environment="RACKWRIGHT_KEY_FILE={copy}"' in text.splitlines()
+    assert f"-o root {key} {copy}" in unit(DOCKER, "eager", 245)
+    for version in (247, 257):
+        text = unit(name, "eager", version)
+        assert f"LoadCredential=api-key:{key}" in text.splitlines()
+        assert "ExecStartPre" not in text and "RACKWRIGHT_KEY_FILE" not in text
+
+
+def test_no_engine_that_has_a_key_file_starts_without_its_key_under_any_supervisor() -> None:
+    made = spec("deepseek-v4-flash-sm120", "eager")
+    layout = layout_of(settings("rehearsal-cpu"))
+    for supervisor in (Systemd(version=245), Systemd(version=252), Systemd(user=True, home="/h")):
+        (text,) = supervisor.files(made, ()).values()
+        assert 'Environment="RACKWRIGHT_KEY=required"' in text.splitlines()
+    assert " RACKWRIGHT_KEY=required " in "".join(Supervisord(layout, "rackwright").files(made, ()).values())
+    assert "RACKWRIGHT_KEY" not in replace(made, key_file=None).wrapper_env
 
 
 def test_back_off_grows_where_systemd_can_do_it_and_a_crash_loop_ends_everywhere() -> None:
