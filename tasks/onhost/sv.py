@@ -18,6 +18,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -31,6 +32,8 @@ STRAY = re.compile(
 )
 STOP_SECONDS = 900  # supervisord itself ends the wait earlier: stopwaitsecs, then SIGKILL
 LEFTOVER_SECONDS = 5
+CALL_SECONDS = 30  # one that was stopped (SIGSTOP) takes connections and says nothing
+DEAF_SECONDS = 15
 ENDED = ("STOPPED", "EXITED", "FATAL")
 
 
@@ -131,24 +134,23 @@ def of_this_boot(run: str) -> bool:
 
 
 def orphans(run: str) -> dict[int, str]:
-    """Processes of programs whose supervisord is dead: pid -> program name.
+    """Processes of programs whose supervisord is dead, or does not answer: pid -> program name.
 
     supervisord leads a session of its own, and its programs stay in it; the kernel gives a session's number
     to no new process while one of it lives. Environments of other users' processes can often not be read
     in containers, so supervisord's log says which group is which program.
     """
-    if running_pid(run) is not None:
-        return {}
-    living = processes()
+    living, deaf = processes(), running_pid(run)
     dead = recorded_pid(run) if of_this_boot(run) else None
+    leader = deaf or (dead if dead not in living else None)
     mine = "%s/supervisor.sock:" % run
     found = {}
     for pid, (group, session, program) in living.items():
-        if pid == os.getpid():
+        if pid in (os.getpid(), deaf):
             continue
         if program.startswith(mine):
             found[pid] = program[len(mine) :]
-        elif dead is not None and session == dead and dead not in living:
+        elif leader is not None and session == leader:
             found[pid] = spawned(run).get(group) or booted(run)
     return found
 
@@ -163,8 +165,8 @@ def spawned(run: str) -> dict[int, str]:
     return {int(pid): name for name, pid in pairs}
 
 
-def end_all(pids: Any, seconds: float) -> None:
-    """TERM, then KILL what is left."""
+def end_all(pids: Any, seconds: float) -> bool:
+    """TERM, then KILL what is left; whether all of them are gone."""
     for number, patience in ((signal.SIGTERM, seconds), (signal.SIGKILL, LEFTOVER_SECONDS)):
         for pid in pids:
             try:
@@ -172,25 +174,48 @@ def end_all(pids: Any, seconds: float) -> None:
             except OSError:
                 continue
         if wait(lambda: not set(pids) & set(processes()), patience):
-            return
+            return True
+    return False
 
 
 # --- supervisord ---
 
 
+def serves(run: str) -> bool:
+    """Whether supervisord runs and answers; one that just starts is waited for."""
+    end = time.monotonic() + DEAF_SECONDS
+    while not answers(run):
+        if running_pid(run) is None or time.monotonic() > end:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+def end_deaf(run: str) -> None:
+    """End a supervisord that lives and does not answer, before what it would start again."""
+    pid = running_pid(run)
+    if pid is not None:
+        sys.stderr.write("ending supervisord (process %d), which does not answer\n" % pid)
+        if not end_all([pid], 30):
+            sys.exit("supervisord (process %d) does not answer and cannot be ended" % pid)
+
+
 def boot(run: str) -> None:
     """Start supervisord, with an environment that has nothing of the caller's own."""
-    if running_pid(run) is not None and not answers(run):
-        wait(lambda: answers(run) or running_pid(run) is None, 15)
-    if answers(run):
+    if serves(run):
         mark_boot(run)
         return
+    end_deaf(run)
     left = orphans(run)
     if left:
         sys.stderr.write("ending %d processes that a killed supervisord left\n" % len(left))
         end_all(left, 30)
     env = {name: value for name, value in os.environ.items() if not STRAY.match(name)}
     command = [os.path.join(os.path.dirname(sys.executable), "supervisord"), "-c", run + "/supervisord.conf"]
+    if os.path.isdir("/run/systemd/system") and os.geteuid() == 0:
+        # A control group of its own: in ours it would end with the job that runs this. Delegated, because
+        # one engine killed for memory must not end supervisord too (OOMPolicy= of systemd.scope(5)).
+        command = ["systemd-run", "--quiet", "--scope", "--collect", "--property=Delegate=yes", *command]
     done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd=run)
     if done.returncode != 0 or not wait(lambda: answers(run), 20):
         sys.exit("supervisord did not start: " + (done.stderr or done.stdout).strip()[-500:])
@@ -270,7 +295,7 @@ def booted(run: str) -> str:
 def status(run: str) -> list[dict[str, Any]]:
     """How the programs stand; ORPHAN is an engine that runs without its supervisord."""
     chosen = booted(run)
-    if not answers(run):
+    if not serves(run):
         first: dict[str, int] = {}
         for pid, name in sorted(orphans(run).items()):
             first.setdefault(name, pid)  # the oldest: the one that the others descend from
@@ -293,6 +318,7 @@ def status(run: str) -> list[dict[str, Any]]:
 
 def main(argv: list[str]) -> None:
     """Do one verb."""
+    socket.setdefaulttimeout(CALL_SECONDS)
     run, verb, name = argv[0], argv[1], argv[2] if len(argv) > 2 else ""
     if verb == "up":
         verb, name = "start", booted(run)
@@ -308,10 +334,13 @@ def main(argv: list[str]) -> None:
         boot(run)
         reread(server(run))
     elif verb == "stop":
-        if answers(run):
+        if serves(run):
             stop(server(run), name)
         else:
-            end_all([pid for pid, program in orphans(run).items() if program == name], 60)
+            end_deaf(run)
+            left = [pid for pid, program in orphans(run).items() if program == name]
+            if not end_all(left, 60):
+                sys.exit("processes of %s cannot be ended" % name)
     elif verb == "start":
         boot(run)
         proxy = server(run)
@@ -322,10 +351,12 @@ def main(argv: list[str]) -> None:
         if states(proxy)[name]["statename"] not in ("STARTING", "RUNNING", "BACKOFF"):
             proxy.startProcess(name, False)
     elif verb == "shutdown":
-        if answers(run):
+        if serves(run):
             for name in states(server(run)):
                 stop(server(run), name)
             server(run).shutdown()
+        else:
+            end_deaf(run)
         if not wait(lambda: running_pid(run) is None, STOP_SECONDS):
             sys.exit("supervisord did not end within %d s" % STOP_SECONDS)
         end_all(orphans(run), 30)
