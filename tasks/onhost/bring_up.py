@@ -21,12 +21,13 @@ Request:
 Result: {"verdict": "pass|fail", "reason", "why", "seconds", "phases": [[name, seconds]], "facts", "warmup",
 "log", "compiles", "identity", "pid", "before": {...} of the last start here,
 "put_back": {"name", "up", "why"}}.
-`reason`: "" or one of script, port, crash, ended, gave-up, phase, silent, deadline, warm-up, cancelled.
-Standard library, Python >= 3.8.
+`reason`: "" or one of script, port, crash, ended, gave-up, phase, silent, deadline, warm-up, cancelled,
+fault. Standard library, Python >= 3.8.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -64,11 +65,27 @@ class Failed(Exception):
         self.why = why
 
 
+def as_failed(error: Exception) -> Failed:
+    """Any exception as a start that failed: a fault of ours must not leave the host as nobody wants it."""
+    return error if isinstance(error, Failed) else Failed("fault", told(error))
+
+
+def told(error: Exception) -> str:
+    """An exception in words."""
+    return "%s: %s" % (type(error).__name__, error)
+
+
 def progress(phase: str, done: int, total: int, unit: str, note: str) -> None:
     """One progress line."""
     line = {"phase": phase, "done": done, "total": total, "unit": unit, "note": note}
-    sys.stderr.write("#progress " + json.dumps(line) + "\n")
-    sys.stderr.flush()
+    tell("#progress " + json.dumps(line))
+
+
+def tell(text: str) -> None:
+    """One line on stderr: a full disk, where that is the job's log, must not fail a start."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
 
 
 def sh(script: str, seconds: float = SCRIPT_SECONDS) -> tuple[int, str, str]:
@@ -149,9 +166,12 @@ class Service:
         sh(self.request["stop"])
 
     def look(self, pid: int | None, patience: float = 120) -> dict[str, Any]:
-        """Does a token come out, within so many seconds?"""
+        """Does a token come out, within so many seconds? Never raises, whatever the port answers."""
         probe = self.request["probe"]
-        return ready.look({**probe, "pid": pid, "timeout": min(float(probe["timeout"]), patience)})
+        try:
+            return ready.look({**probe, "pid": pid, "timeout": min(float(probe["timeout"]), patience)})
+        except Exception as error:
+            return {"ready": False, "stage": "error", "why": told(error)}
 
 
 class Timeline:
@@ -264,7 +284,7 @@ def await_up(
         try:
             write_json(request["history"], [*history, entry][-HISTORY:])
         except OSError as error:  # a full disk does not make a start a failed one
-            sys.stderr.write("this start is not remembered: %s\n" % error)
+            tell("this start is not remembered: %s" % error)
     before = (
         {key: last[key] for key in ("at", "seconds", "ready_seconds", "spec") if key in last}
         if last
@@ -364,7 +384,10 @@ def _warm(service: Service, timeline: Timeline, say: Any, check: Any) -> dict[st
             raise Failed("warm-up", "the warm-up took longer than %s" % spoken(request["warmup_seconds"]))
 
     wanted = {key: probe[key] for key in ("base_url", "model", "key_file")}
-    result = warmup.warm_up({**request["warmup"], **wanted}, say, patient)
+    try:
+        result = warmup.warm_up({**request["warmup"], **wanted}, say, patient)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:  # odd answers
+        raise Failed("warm-up", told(error)) from error
     if result["verdict"] != "pass":
         raise Failed("warm-up", "a warm-up request failed: %s" % result["why"])
     return result
@@ -387,13 +410,13 @@ def failure(service: Service, error: Failed, seconds: float) -> dict[str, Any]:
 def put_back(request: dict[str, Any]) -> dict[str, Any]:
     """Start again what served before: whether it is up, and why not."""
     service = Service(request["service"])
-    sys.stderr.write("it does not come up: %s is put back\n" % service.name)
+    tell("it does not come up: %s is put back" % service.name)
     try:
         must(request["script"])
         must(request["service"]["start"])
         await_up(service)
-    except Failed as error:
-        return {"name": service.name, "up": False, "why": error.why}
+    except Exception as error:
+        return {"name": service.name, "up": False, "why": as_failed(error).why}
     return {"name": service.name, "up": True, "why": ""}
 
 
@@ -406,8 +429,8 @@ def main() -> int:
         for script in request.get("before") or []:
             must(script)
         result = {"verdict": "pass", "reason": "", "why": "", **await_up(service)}
-    except Failed as error:
-        result = failure(service, error, time.monotonic() - began)
+    except Exception as error:
+        result = failure(service, as_failed(error), time.monotonic() - began)
         service.stop()
         if request.get("put_back"):
             result["put_back"] = put_back(request["put_back"])
@@ -422,7 +445,7 @@ def main() -> int:
         try:
             write_receipt(request["receipt"]["folder"], draft, time.monotonic() - began, **detail)
         except OSError as error:  # the engine is up; the controller says it when it cannot write one either
-            sys.stderr.write("the receipt cannot be written: %s\n" % error)
+            tell("the receipt cannot be written: %s" % error)
     print(json.dumps(result))
     return 0
 

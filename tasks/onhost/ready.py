@@ -12,6 +12,7 @@ Python >= 3.8.
 
 from __future__ import annotations
 
+import http.client
 import ipaddress
 import json
 import os
@@ -86,7 +87,7 @@ def _look(request: dict[str, Any]) -> dict[str, Any]:
         if isinstance(error.reason, ConnectionRefusedError):
             return _no("closed", "nothing listens on port %d" % port)
         return _no(stage, str(error.reason))
-    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+    except (OSError, ValueError, KeyError, TypeError, IndexError, http.client.HTTPException) as error:
         return _no(stage, "%s: %s" % (type(error).__name__, error))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import socket
@@ -12,8 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from engine_bench import STANDIN, EngineBench
+from engine_bench import ONHOST, STANDIN, EngineBench
 
+from tasks.onhost import bring_up
 from tasks.onhost.bring_up import Timeline, last_start, write_json
 from tasks.onhost.startup_log import read
 
@@ -131,6 +133,88 @@ def test_an_answer_of_a_stranger_on_the_port_is_no_answer_and_the_stranger_is_na
         other.wait()
     assert (rc, result["reason"]) == (1, "port")
     assert f"process {other.pid} (" in result["why"]
+
+
+FOREIGN = """
+import socket, sys
+server = socket.socket()
+server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+server.bind(("127.0.0.1", int(sys.argv[1])))
+server.listen()
+while True:
+    connection, _ = server.accept()
+    connection.recv(4096)
+    connection.sendall(b"SSH-2.0-OpenSSH_9.2\\r\\n")
+    connection.close()
+"""
+
+
+def foreign(engine: EngineBench) -> str:
+    """A start of what speaks another protocol on the engine's port."""
+    (engine.folder / "foreign.py").write_text(FOREIGN)
+    run = f"setsid {sys.executable} {engine.folder}/foreign.py {engine.port} </dev/null >/dev/null 2>&1"
+    return f"{run} & echo $! >{engine.folder}/{engine.name}.pid"
+
+
+@slow
+def test_an_engine_that_speaks_no_http_is_stopped_and_what_served_before_is_put_back(
+    new_engine: NewEngine,
+) -> None:
+    old, new = new_engine("old"), new_engine("new")
+    back = {"script": ":", "service": {**old.request(), "warmup": None}}
+    rc, result, _ = new.bring_up(before=[foreign(new)], ready_seconds=3, put_back=back)
+    assert (rc, result["reason"]) == (1, "deadline")
+    assert "SSH-2.0" in result["why"]
+    assert not new.alive()
+    assert (result["put_back"]["up"], old.alive()) == (True, True)
+
+
+def test_a_fault_of_ours_too_stops_what_was_started_and_puts_back_what_served(
+    new_engine: NewEngine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old, new = new_engine("old"), new_engine("new")
+
+    def fault(service: bring_up.Service, *_: object) -> None:
+        raise ZeroDivisionError(service.name)
+
+    monkeypatch.setattr(bring_up, "await_up", fault)
+    request = new.request(put_back={"script": ":", "service": old.request()})
+    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(request)))
+    assert bring_up.main() == 1
+    result = json.loads(capsys.readouterr().out)
+    assert (result["verdict"], result["reason"], result["why"]) == ("fail", "fault", "ZeroDivisionError: new")
+    assert result["put_back"] == {"name": "old", "up": False, "why": "ZeroDivisionError: old"}
+    assert not new.alive()
+
+
+def test_a_look_never_raises_and_odd_answers_to_the_warm_up_are_a_failed_start(
+    engine: EngineBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fault(*_: object, **__: object) -> None:
+        raise TypeError("odd")
+
+    service = bring_up.Service(engine.request())
+    monkeypatch.setattr("tasks.onhost.ready.look", fault)
+    assert service.look(None) == {"ready": False, "stage": "error", "why": "TypeError: odd"}
+    monkeypatch.setattr("tasks.onhost.warmup.warm_up", fault)
+    monkeypatch.setattr(bring_up, "_await_token", lambda *_: ({"identity": "1"}, read("")))
+    with pytest.raises(bring_up.Failed, match="TypeError: odd") as failed:
+        bring_up.await_up(service)
+    assert failed.value.reason == "warm-up"
+
+
+def test_progress_that_cannot_be_written_fails_no_start(engine: EngineBench) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, str(ONHOST / "bring_up.py")],
+            input=json.dumps(engine.request(history="/dev/full/history.json")),
+            stdout=subprocess.PIPE,
+            stderr=full,
+            text=True,
+            timeout=300,
+        )
+    assert json.loads(done.stdout)["verdict"] == "pass"
+    assert engine.alive()
 
 
 def test_scripts_that_fail_are_told_with_their_own_words(engine: EngineBench) -> None:

@@ -250,6 +250,36 @@ def test_answers_of_another_shape_are_not_ready_and_no_exception(body: bytes) ->
     assert not answer["ready"]
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b'HTTP/1.1 200 OK\r\nContent-Length: 400\r\n\r\n{"data":',  # cut: its process died
+        b"SSH-2.0-OpenSSH_9.2\r\n",
+        b"",
+        b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 200 + b"\r\n",
+        b"HTTP/1.1 200 " + b"x" * 70_000,
+    ],
+)
+def test_a_cut_or_a_foreign_answer_is_not_ready_and_no_exception(answer: bytes) -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+
+        def serve() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        found = ready.look({"base_url": url, "model": "m", "timeout": 5})
+        thread.join(5)
+    assert (found["ready"], found["stage"]) == (False, "error")
+    assert found["why"]
+
+
 def test_it_can_be_sent_along_as_one_text(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-I", "-c", (ONHOST / "ready.py").read_text()],
