@@ -23,6 +23,8 @@ from pyinfra.api.command import StringCommand
 KEEPALIVE_SECONDS = 15
 CHANNEL_SECONDS = 30
 _RC = "@@rackwright-rc="
+# What connectors raise when their connection is gone.
+_BROKEN = (OSError, EOFError, SSHException, AttributeError, AssertionError)
 
 
 class LostHost(Exception):
@@ -79,7 +81,7 @@ class Remote:
                 )
         except TimeoutError as error:
             raise LostHost(f"no answer within {timeout:.0f} s") from error
-        except (OSError, EOFError, SSHException, AttributeError, AssertionError) as error:
+        except _BROKEN as error:
             raise LostHost(str(error) or type(error).__name__) from error
         lines = output.stdout_lines
         while lines and not lines[-1].startswith(_RC):
@@ -93,10 +95,18 @@ class Remote:
         return Result(rc, "\n".join(lines), output.stderr)
 
     def stream(self, script: str) -> None:
-        """Run a script that prints until it is interrupted, showing each line as it comes."""
-        self._host.run_shell_command(
-            StringCommand("sh", "-c", _quote(script)), print_output=True, **self._arguments
-        )
+        """Run a script that prints until it is interrupted, showing each line as it comes.
+
+        Raises LostHost when the connection breaks.
+        """
+        try:
+            whole, _ = self._host.run_shell_command(
+                StringCommand("sh", "-c", _quote(script)), print_output=True, **self._arguments
+            )
+        except _BROKEN as error:
+            raise LostHost(str(error) or type(error).__name__) from error
+        if not whole:
+            raise LostHost("the connection closed, or what it showed was ended there")
 
     def reconnect(self) -> None:
         """Connect anew. Raises LostHost while the host cannot be reached."""

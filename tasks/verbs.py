@@ -24,6 +24,7 @@ from tasks.summary import Summary, retell
 from tasks.support import archive
 from tasks.switch import Start, Stopped
 from tasks.uninstall import Uninstall
+from tasks.unreachable import by_hand
 
 
 def site(host: Any) -> None:
@@ -187,12 +188,22 @@ def uninstall(host: Any) -> None:
         run_step(Uninstall(plan))
 
 
+def _stop_lost(host: Any, plan: Plan, lost: LostHost) -> None:
+    """This host went away amid the verb: it stops here, and the others go on."""
+    how = by_hand(plan.name, plan.host.data.dict())
+    stop_host(host, plan.host, f"{plan.name} does not answer any more: {lost}\nFix: {how}")
+
+
 def status(host: Any) -> None:
     """How the service stands; exit code 1 when no token comes out."""
     plan = plan_for(host, "status", preflight=False)
     if plan is None:
         return
-    lines, good = status_lines(plan)
+    try:
+        lines, good = status_lines(plan)
+    except LostHost as lost:
+        _stop_lost(host, plan, lost)
+        return
     plan.say("\n" + "\n".join(lines))
     if not good:
         host_failed(plan.name, "no token comes out")
@@ -213,14 +224,13 @@ def logs(host: Any) -> None:
     name = plan.trial_name if plan.services[plan.trial_name].running else name or plan.spec().name
     log = f"{plan.layout.logs}/{name}.log"
     script = plan.supervisor.logs(name, log, plan.settings.lines, plan.settings.follow)
-    if plan.settings.follow:
-        plan.remote.stream(readable(script))
-        return
     try:
+        if plan.settings.follow:
+            plan.remote.stream(readable(script))
+            return
         answer = plan.remote.run(readable(script))
     except LostHost as lost:
-        plan.complain(f"{plan.name} does not answer: {lost}")
-        host.state.fail_hosts({plan.host})
+        _stop_lost(host, plan, lost)
         return
     for line in clean(answer.stdout).splitlines():
         print(line if len(host.state.inventory) == 1 else f"[{plan.name}] {line}")
