@@ -95,12 +95,14 @@ def say_last(host: str, lines: list[str]) -> None:
 
 
 def curl_line(plan: Plan) -> str:
-    """A command that works when pasted on the host; the key is read from its file, never shown."""
+    """A command that works when pasted on the host; its key comes from the file, in no argv and not shown."""
     spec = plan.spec()
-    key = f' -H "Authorization: Bearer $(cat {spec.key_file})"' if spec.key_file else ""
+    # printf is the shell's own: no process has the key among its words
+    key = f'printf %s "Authorization: Bearer $(cat {spec.key_file})" | ' if spec.key_file else ""
+    headers = "-H 'Content-Type: application/json'" + (" -H @-" if key else "")
     messages = [{"role": "user", "content": "Hello"}]
     body = json.dumps({"model": spec.model_name, "max_tokens": 32, "messages": messages})
-    return f"curl -s {spec.base_url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'"
+    return f"{key}curl -s {spec.base_url}/v1/chat/completions {headers} -d '{body}'"
 
 
 def _pins(receipt: Receipt | None) -> list[dict[str, object]]:
