@@ -29,7 +29,6 @@ TOOL = {
         },
     },
 }
-FORMS = ("chat", "reasoning", "tool")
 
 
 class Answer(NamedTuple):

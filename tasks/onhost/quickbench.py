@@ -1,17 +1,15 @@
 """A short benchmark that compares two modes of one engine on one host; not a benchmark of the hardware.
 
-    quickbench.py < request.json
-
-Request: {"base_url", "model", "key_file", "concurrency": [1, 4], "prompt_tokens": 256, "output_tokens": 64,
+Used by promotion.py. Request:
+{"base_url", "model", "key_file", "concurrency": [1, 4], "prompt_tokens": 256, "output_tokens": 64,
 "requests": 8, "timeout": 600}. At each concurrency so many streamed requests of fixed length are sent
 (`ignore_eos`, temperature 0). The better of two passes counts: what else ran then must not decide.
 Result: {"verdict", "why", "rows": [{concurrency, tokens_per_second, ttft, tpot, seconds, failed}]}; times in
-seconds, medians. Exit code 0 when every request was answered, 1 when not, 2 wrong usage.
+seconds, medians.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import sys
@@ -97,18 +95,3 @@ def better(first: list[dict[str, Any]], second: list[dict[str, Any]]) -> list[di
         if old is None or row["tokens_per_second"] > old["tokens_per_second"]:
             by[row["concurrency"]] = row
     return list(by.values())
-
-
-def main() -> int:
-    """Run it as a program."""
-    try:
-        result = bench(json.load(sys.stdin))
-    except (ValueError, KeyError, TypeError, OSError) as error:
-        print("quickbench.py: %s: %s\n%s" % (type(error).__name__, error, __doc__), file=sys.stderr)
-        return 2
-    print(json.dumps(result))
-    return 0 if result["verdict"] == "pass" else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -72,10 +72,11 @@ _FACTS = (
     ("graph_seconds", re.compile(r"Graph capturing finished in (\d+) secs")),
 )
 _KERNEL = re.compile(r"TileLang begins to compile kernel `([^`]+)`")
-# Kernels that are compiled while a request waits (vLLM's jit_monitor, TileLang, FlashInfer's tuner).
+# Kernels compiled while a request waits (vLLM's jit_monitor, TileLang, FlashInfer's tuner, Triton's),
+# in words that awk reads too (tasks/status.py).
 COMPILES = re.compile(
-    r"JIT compilation during inference|TileLang begins to compile kernel|Autotuning process starts"
-    r"|Compiling a graph for compile range"
+    r"(JIT compilation|[Aa]utotun[a-z]+|compile) during inference|TileLang begins to compile"
+    r"|Triton autotuning for|Autotuning process starts|Compiling a graph for compile range"
 )
 
 _FRAME = re.compile(r"^\([\w .=-]+\)(?: (?:DEBUG|INFO|WARNING|ERROR) [\d :-]+ \[[^\]]*\])?")

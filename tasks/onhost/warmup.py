@@ -1,11 +1,10 @@
 """Warm-up: sends what users will send, so that no user waits for a kernel to compile.
 
-    warmup.py < request.json
-
-Request: {"base_url", "model", "key_file", "concurrency": [1, 4], "prompt_tokens": [32, 1024],
+Used by bring_up.py. Request:
+{"base_url", "model", "key_file", "concurrency": [1, 4], "prompt_tokens": [32, 1024],
 "forms": ["chat", "reasoning", "tool"], "max_tokens": 8, "timeout": 600}. Every form is sent at every length
 and concurrency. Result: {"verdict": "pass|fail", "requests", "failed", "seconds", "slowest", "skipped",
-"why", "rows": [{form, prompt_tokens, concurrency, seconds}]}. Exit code 0 pass, 1 fail, 2 wrong usage.
+"why", "rows": [{form, prompt_tokens, concurrency, seconds}]}.
 
 Kernels are compiled for shapes (vllm issues 46718, 47807, 48809: 10 to 33 s each), which is why lengths and
 concurrencies matter and contents do not.
@@ -13,7 +12,6 @@ concurrencies matter and contents do not.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -79,21 +77,3 @@ def warm_up(
         "why": why or ("" if rows else "no round fits the context"),
         "rows": rows,
     }
-
-
-def main() -> int:
-    """Run it as a program."""
-    try:
-        request = json.load(sys.stdin)
-        if not request["forms"] or set(request["forms"]) - set(ec.FORMS):
-            raise ValueError("forms: allowed are %s" % ", ".join(ec.FORMS))
-        result = warm_up(request)
-    except (ValueError, KeyError, TypeError, OSError) as error:
-        print("warmup.py: %s: %s\n%s" % (type(error).__name__, error, __doc__), file=sys.stderr)
-        return 2
-    print(json.dumps(result))
-    return 0 if result["verdict"] == "pass" else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -121,6 +122,29 @@ def test_what_is_compiled_after_ready_is_counted_and_is_no_phase() -> None:
     ready = text.index("Application startup complete")
     assert log.compiles(text) > log.compiles(text[:ready]) > 0
     assert log.compiles(recorded(OURS / "cpu-eager-v0.32.log")) == 0
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Triton kernel JIT compilation during inference: _fwd_kernel",
+        "autotuning during inference",
+        "TileLang begins to compile kernel `mhc`",
+        "Triton autotuning for function _attn finished",
+        "[Autotuner]: Autotuning process starts ...",
+        "Compiling a graph for compile range (1, 8192) takes 3 s",
+    ],
+)
+def test_every_kind_of_late_compilation_counts_for_status_s_awk_too(line: str) -> None:
+    assert log.compiles(line) == 1
+    assert log.compiles("10 JIT compilations during inference will be logged as warnings") == 0
+    awk = subprocess.run(
+        ["awk", f"/{log.COMPILES.pattern}/ {{ n++ }} END {{ print n + 0 }}"],
+        input=line + "\n",
+        capture_output=True,
+        text=True,
+    )
+    assert awk.stdout == "1\n"
 
 
 def test_tidy_lines_keep_one_step_of_a_bar_and_lose_colours_and_empty_frames() -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -153,16 +151,3 @@ def test_of_two_measurements_the_better_row_counts() -> None:
         row(4, 300),
         row(8, 5),
     ]
-
-
-@pytest.mark.parametrize("program", ["warmup.py", "quickbench.py"])
-def test_wrong_requests_are_wrong_usage(program: str) -> None:
-    for text in ("{}", "not json", '{"forms": ["song"]}'):
-        done = subprocess.run(
-            [sys.executable, str(REPO / "tasks" / "onhost" / program)],
-            input=text,
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 2
-        assert program in done.stderr
