@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import signal
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
-from machines import free_port
+from machines import Machine, free_port
 from serving import PACE, ROOT, Served, ask, on_trial, provisioned, unchanged, wait_for
 
 
@@ -82,6 +85,42 @@ def test_stop_finds_an_engine_whose_supervisord_is_dead(container: Served) -> No
     assert unchanged(container.run("stop"))
 
 
+def test_a_supervisord_that_lost_its_socket_is_replaced_by_start_and_ended_by_stop(
+    container: Served,
+) -> None:
+    lose = f"rm {ROOT}/run/supervisor.sock"
+    at_work = "pgrep -f '[s]upervisord -c' || :"
+    container.machine.run(lose)
+    (orphan,) = container.pids()
+    assert "without its supervisor" in container.run("status", rc=1)
+    container.run("start")
+    assert container.answers()
+    assert len(container.pids()) == 1
+    assert container.pids() != [orphan]
+    assert len(container.machine.run(at_work).stdout.split()) == 1
+    container.machine.run(lose)
+    container.run("stop")
+    assert container.pids() == []
+
+
+def test_supervisord_on_a_host_with_systemd_outlives_the_job_that_started_it(
+    new_host: Callable[..., Machine], tmp_path: Path
+) -> None:
+    alone = Served(new_host("systemd", "gpu2"), tmp_path)
+    choice = ("--data", "supervisor=supervisord")
+    alone.run("site", *choice)
+    assert alone.answers()
+    jobs = "systemctl list-units 'rackwright-job-*' --no-legend"
+    wait_for(lambda: alone.machine.run(jobs).stdout == "")
+    assert alone.answers()
+    (before,) = alone.pids()
+    assert unchanged(alone.run("site", *choice))
+    alone.machine.run(f"kill -9 {before}")
+    wait_for(lambda: alone.pids() not in ([], [before]) and alone.answers())
+    alone.run("uninstall", *choice)
+    assert alone.machine.run("pgrep -f '[v]llm serve|[s]upervisord -c' || :").stdout == ""
+
+
 def test_stop_ends_an_engine_that_ignores_being_asked_and_that_is_no_crash(served: Served) -> None:
     served.eager_faults("ignores_sigterm", PACE)
     served.run("stop")
@@ -128,6 +167,51 @@ def test_a_changed_key_restarts_once_and_the_old_key_is_refused(served: Served) 
     assert served.pids() == after
     assert len([start for start in served.starts("eager") if start not in before]) == 1
     assert served.machine.run(f"stat -c '%a %U' {path}").stdout.split() == ["600", owner]
+
+
+# as Ubuntu 20.04 says it; LoadCredential= is not known to it
+OLD_SYSTEMD = """#!/bin/sh
+if [ "$1" = --version ]; then echo "systemd 245 (245.4-4ubuntu3.24)"; else exec /usr/bin/systemctl "$@"; fi
+"""
+
+
+def test_an_older_systemd_hands_the_key_over_too_and_to_the_engine_alone(systemd: Served) -> None:
+    unit, copy = "/etc/systemd/system/rackwright-eager.service", f"{ROOT}/run/api-key.rackwright-eager"
+    systemd.machine.write("/usr/local/bin/systemctl", OLD_SYSTEMD, mode="755")
+    try:
+        systemd.run("serve")
+        assert "LoadCredential" not in systemd.machine.run(f"cat {unit}").stdout
+        assert systemd.answers()
+        assert ask(int(systemd.site.data["port"]), "another")[0] == 401
+        assert systemd.machine.run(f"stat -c '%a %U' {copy}").stdout.split() == ["400", "rackwright"]
+        assert systemd.machine.run(f"stat -c '%a %U' {ROOT}/run/api-key").stdout.split() == ["600", "root"]
+        assert unchanged(systemd.run("serve"))
+        # without the copy there is no start, rather than one without a key
+        systemd.machine.run(f"sed -i '/^ExecStartPre/d; /RACKWRIGHT_KEY_FILE/d' {unit}")
+        systemd.machine.run("systemctl daemon-reload; systemctl restart rackwright-eager")
+        told = "journalctl --unit rackwright-eager --output=cat --lines=20"
+        wait_for(lambda: "no key was handed over" in systemd.machine.run(told).stdout)
+        assert systemd.pids() == []
+    finally:
+        systemd.machine.run("rm /usr/local/bin/systemctl")
+        systemd.run("serve")
+    assert "LoadCredential" in systemd.machine.run(f"cat {unit}").stdout
+
+
+def test_values_of_any_form_reach_the_engine_as_the_recipe_has_them(served: Served) -> None:
+    odd = """a #b ;c $d 'e' "f" 50% \\g {"h": 1}"""
+    quoted = json.dumps(odd)
+    text = served.recipe().replace("[serve.modes.eager.flags]", f"[serve.modes.eager.flags]\nseed = {quoted}")
+    served.recipe(f"{text}[serve.modes.eager.env]\nODD = {quoted}\n")
+    served.run("serve")
+    (pid,) = served.pids()
+    # in a container only its own user may look into it
+    look = "runuser -u rackwright -- cat /proc/{}/{} | tr '\\0' '\\n'"
+    assert odd in served.machine.run(look.format(pid, "cmdline")).stdout.splitlines()
+    assert f"ODD={odd}" in served.machine.run(look.format(pid, "environ")).stdout.splitlines()
+    assert unchanged(served.run("serve"))
+    served.calm()
+    served.run("serve")
 
 
 def test_a_changed_unit_is_put_right_and_a_changed_flag_restarts_once(served: Served) -> None:
