@@ -13,7 +13,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NoReturn
@@ -346,6 +346,15 @@ def show_help() -> None:
     print(HELP.format(verbs=lines, inventories=", ".join(inventories())), end="")
 
 
+def _whole(verb: Callable[[list[str]], int], words: list[str]) -> int:
+    """A verb that needs no pyinfra, to its end; its exit code."""
+    try:
+        return verb(words)
+    except KeyboardInterrupt:
+        print("\nrackwright: interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
 def main() -> NoReturn:
     """Check, then go on as pyinfra: in this process, since starting another takes longer than the checks."""
     guard_streams()
@@ -356,11 +365,11 @@ def main() -> NoReturn:
     if argv[0] == "bundle":
         from tasks.bundling import main as bundle
 
-        sys.exit(bundle(argv[1:]))
+        sys.exit(_whole(bundle, argv[1:]))
     if argv[0] == "manifest" and not is_inventory(argv[1:2]):
         from tasks.model.cli import main as manifest
 
-        sys.exit(manifest(argv[1:]))
+        sys.exit(_whole(manifest, argv[1:]))
     if argv[0] in ("-V", "--version"):
         print(f"rackwright {__version__}")
         sys.exit(0)

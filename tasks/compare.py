@@ -185,7 +185,7 @@ def newest_first(folder: Path) -> list[Path]:
 def _age(path: Path) -> tuple[str, int]:
     """Time of a benchmark from its name, and its number within one second."""
     stamp, _, number = path.stem.removeprefix("bench-").partition("-")
-    return stamp, int(number) if number.isdigit() else 1
+    return stamp, int(number) if number.isdecimal() else 1
 
 
 def read_benchmark(path: Path) -> dict[str, Any]:

@@ -81,6 +81,7 @@ def _guarded(number: int, stream: TextIO | None, *, matters: bool) -> TextIO:
     return io.TextIOWrapper(
         io.BufferedWriter(_Written(number, matters=matters)),
         encoding=stream.encoding if stream else "utf-8",
-        errors=stream.errors if stream else "backslashreplace",
+        # a terminal that lacks a character is no reason to stop either
+        errors=stream.errors if stream and stream.errors != "strict" else "backslashreplace",
         line_buffering=not matters or os.isatty(number),
     )

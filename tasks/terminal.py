@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import unicodedata
 from typing import TextIO
@@ -17,7 +18,7 @@ def shape(stream: TextIO) -> tuple[int, bool]:
     """(columns, colour) of a stream. Colour is for terminals only, and not where NO_COLOR is set."""
     terminal = stream.isatty()
     wanted = os.environ.get("COLUMNS", "")
-    usual = int(wanted) if wanted.isdigit() and int(wanted) else USUAL
+    usual = int(wanted) if re.fullmatch("[1-9][0-9]{0,3}", wanted) else USUAL
     width = shutil.get_terminal_size((USUAL, 24)).columns if terminal else usual
     colour = terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     return min(width, WIDEST), colour

@@ -181,7 +181,8 @@ def ask(names: Sequence[str], recipe: Recipe, settings: Settings, options: Any) 
                 text=True,
             )
             if made.returncode:
-                return [Answer(first, {}, made.stderr.strip().splitlines()[-1], "look at the program")]
+                said = made.stderr.strip().splitlines() or [f"it ended with {made.returncode}"]
+                return [Answer(first, {}, clean(said[-1]), "look at the program")]
             return [read_folder(Path(folder), first, ignore)]
     if Path(first).is_dir():
         return [read_folder(Path(first), first, ignore)]

@@ -27,6 +27,7 @@ import argparse
 import difflib
 import http.client
 import importlib
+import io
 import json
 import math
 import os
@@ -2108,6 +2109,8 @@ def end(program: Callable[[list[str]], int]) -> NoReturn:
     sys.stdin = sys.stdin or open(os.devnull, encoding="utf-8")
     sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")
     sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # what it stands for in JSON, too
     code: Any = 1
     try:
         try:

@@ -368,6 +368,13 @@ def test_a_long_check_says_that_it_is_alive(capsys: pytest.CaptureFixture[str]) 
     assert {json.loads(PROGRESS.match(line).group(1))["note"] for line in lines} == {"long.needle"}  # type: ignore[union-attr]
 
 
+def test_half_a_character_of_a_server_is_written_as_json_writes_it() -> None:
+    program = r"import accept; accept.end(lambda words: print('\"\ud800\"') or 3)"
+    words = [sys.executable, "-c", program]
+    done = subprocess.run(words, cwd=ACCEPT.parent, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, json.loads(done.stdout), done.stderr) == (3, "\ud800", "")
+
+
 class Terminal(io.StringIO):
     """A stream that is one."""
 

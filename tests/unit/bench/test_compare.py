@@ -113,6 +113,8 @@ def reports(tmp_path: Path) -> Path:
 def test_a_host_means_its_newest_benchmark_and_a_mode_its_newest_of_that_mode(reports: Path) -> None:
     assert c.load("gpu1", reports)["started"] == "bench-20261102T000000Z-10.json"
     assert c.load("gpu1/optimized", reports)["started"] == "bench-20261101T000000Z.json"
+    (reports / "gpu1" / "bench-20261102T000000Z-².json").write_text("a copy of somebody's")
+    assert c.load("gpu1", reports)["started"] == "bench-20261102T000000Z-10.json"
 
 
 def test_a_file_of_a_benchmark_and_of_a_report_are_read(reports: Path, tmp_path: Path) -> None:

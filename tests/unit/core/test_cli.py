@@ -156,6 +156,21 @@ def test_help_is_no_mistake_and_no_words_are() -> None:
     assert (helped.returncode, "exit codes" in helped.stdout) == (0, True)
 
 
+def test_ctrl_c_ends_a_verb_without_hosts_with_130(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(words: list[str]) -> int:
+        raise KeyboardInterrupt
+
+    for module, verb in (("tasks.bundling", "bundle"), ("tasks.model.cli", "manifest")):
+        monkeypatch.setattr(f"{module}.main", interrupted)
+        monkeypatch.setattr(sys, "argv", ["rackwright", verb, "rehearsal-cpu"])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert ended.value.code == 130
+        assert capsys.readouterr().err == "\nrackwright: interrupted\n"
+
+
 def test_every_deploy_is_a_verb_with_a_line_of_help() -> None:
     assert {"preflight", "site", "status", "accept", "logs", "stop", "start", "uninstall"} <= set(cli.verbs())
     assert all(cli.verbs().values())

@@ -56,6 +56,10 @@ def test_what_is_registered_for_the_end_still_happens_when_the_last_words_find_n
     assert shell("run | head -n 1", program) == (141, "line\n", "written\n")
 
 
+def test_a_character_that_a_terminal_lacks_is_written_as_its_number() -> None:
+    assert shell("PYTHONIOENCODING=ascii run", GUARD + "print('\u4f60')") == (0, "\\u4f60\n", "")
+
+
 def test_the_command_line_has_these_streams() -> None:
     assert shell("run --help >/dev/full", CLI)[0::2] == (
         1, "rackwright: stdout cannot be written: No space left on device\n",

@@ -9,7 +9,7 @@ import pytest
 from tasks.terminal import columns, cut, shape
 
 
-@pytest.mark.parametrize(("wanted", "width"), [("40", 40), ("", 100), ("0", 100), ("x", 100), ("900", 140)])
+@pytest.mark.parametrize(("wanted", "width"), [("40", 40), ("", 100), ("0", 100), ("²", 100), ("900", 140)])
 def test_a_file_is_as_wide_as_columns_says(wanted: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", wanted)
     assert shape(io.StringIO()) == (width, False)
