@@ -33,7 +33,7 @@ class _Written(io.FileIO):
         except OSError as error:
             if error.errno == errno.EPIPE:
                 _leave(BROKEN)
-            elif self.matters:
+            elif self.matters and _code is None:
                 sys.stderr.write(f"rackwright: stdout cannot be written: {error.strerror}\n")
                 _leave(1)
             return len(data)  # progress that has no place is no reason to stop

@@ -35,6 +35,8 @@ def test_a_full_stdout_is_one_line_and_1() -> None:
     said = "rackwright: stdout cannot be written: No space left on device\n"
     assert shell("run >/dev/full", GUARD + "print('x')") == (1, "", said)
     assert shell("run >/dev/full", GUARD + LONG) == (1, "", said)
+    at_the_end = "atexit.register(lambda: print_last('line\\n' * 100_000))"
+    assert shell("run >/dev/full", GUARD + at_the_end) == (1, "", said)
 
 
 def test_progress_without_a_place_is_no_reason_to_stop() -> None:
