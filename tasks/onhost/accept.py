@@ -52,7 +52,7 @@ EXPECT_KEYS = {
     "prefix_caching": "bool: whether prefix caching is on; absent: the server is asked",
     "speculative": "bool: whether speculative decoding is on; absent: judged when its counters exist",
     "key_required": "bool: whether /v1 must refuse requests without the key; absent: when a key is given",
-    "identity": "object: what the receipt says of the process (see IDENTITY_KEYS)",
+    "identity": "object: what the receipt says of the process, with keys of its own",
     "log": "string: the engine's log file, to see kernels compiled after warm-up",
     "log_script": "string: a shell command that prints the log's end, where there is no file (a journal)",
 }
@@ -385,6 +385,8 @@ class Client:
             raise ValueError("%s (%s)" % (form, error)) from None
         if parts.scheme not in ("http", "https") or not parts.hostname or re.search(r"[\x00-\x20]", base_url):
             raise ValueError(form)
+        if not parts.path.isascii():
+            raise ValueError(form + " (its path has characters that must be written as %..)")
         if port == 0:
             raise ValueError(form + " (nothing listens on port 0)")
         self.url = base_url
@@ -1974,6 +1976,8 @@ def read_key(path: str | None) -> str | None:
         raise Usage("the key file cannot be read: %s" % error) from None
     if not key:
         raise Usage("the key file %s is empty" % path)
+    if not all(" " <= character <= "\xff" for character in key):
+        raise Usage("the key in %s has characters that no HTTP header may hold" % path)
     return key
 
 

@@ -244,6 +244,7 @@ def test_passwords_in_urls_and_other_tokens_are_redacted_too() -> None:
         ({"base_url": "http://[::1"}, "not 'http://[::1' (Invalid IPv6 URL)"),
         ({"base_url": "http://h:0"}, "not 'http://h:0' (nothing listens on port 0)"),
         ({"base_url": "http://h x"}, "not 'http://h x'"),
+        ({"base_url": "http://h/模型"}, "must be written as %.."),
         ({"knowledge": "no"}, "knowledge is 'no', which has the wrong type"),
         ({"modle": "x"}, "did you mean 'model'?"),
     ],
@@ -350,6 +351,14 @@ def test_an_empty_key_file_is_wrong_usage(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("\n")
     with pytest.raises(accept.Usage, match="is empty"):
         accept.read_key(str(tmp_path / "key"))
+
+
+@pytest.mark.parametrize("key", ["密钥", "a\tb", "a\x1bb"])
+def test_a_key_that_no_request_can_carry_is_wrong_usage(tmp_path: Path, key: str) -> None:
+    (tmp_path / "key").write_text(key + "\n")
+    with pytest.raises(accept.Usage, match="no HTTP header may hold") as caught:
+        accept.read_key(str(tmp_path / "key"))
+    assert key not in str(caught.value)
 
 
 def test_list_names_every_check(capsys: pytest.CaptureFixture[str]) -> None:
