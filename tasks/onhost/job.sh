@@ -6,8 +6,10 @@
 #   job.sh status DIR BYTES         prints state, the log's last BYTES and the result, as base64
 #   job.sh cancel DIR [WHY]         end the job's whole process group; who watches it is told why
 #
-# State in DIR: starter (who starts it now), key, command, boot, pid, start (of that pid, so that a reused pid is
-# not taken for ours), init (the same of process 1), since (the host's uptime then), started, ended, rc, cancelled (why), log (stderr of the work), result (its stdout), input (its stdin), session (proxies).
+# State in DIR: starter (who starts it now), judging (somebody looks whether that one lives), key, command, boot,
+# pid, start (of that pid, so that a reused pid is not taken for ours), init (the same of process 1), since (the
+# host's uptime then), started, ended, rc, cancelled (why), log (stderr of the work), result (its stdout), input
+# (its stdin), session (proxies).
 # A job is done only when rc exists; rc is written last, by rename. The room for rc, ended and result is
 # taken at the start, so that a job that fills the disk can still say so.
 set -u
@@ -77,21 +79,18 @@ start)
     trap 'release; rm -f "$dir/command.$tag" "$dir/input.$tag"' EXIT
     take() { why=$(ln -s "$me" starter 2>&1); }
     if ! take; then
+        # One at a time judges and removes: what was found abandoned may be another's by the time it is removed.
+        [ -z "$(find judging -maxdepth 0 -mmin +2 2>/dev/null)" ] || rmdir judging 2>/dev/null
+        if ! mkdir judging 2>/dev/null; then echo busy; exit 0; fi
         # shellcheck disable=SC2046  # three words
         if ! lives $(readlink starter) || [ -n "$(find starter -maxdepth 0 -mmin +2 2>/dev/null)" ]; then
             rm -f starter
         fi
-        if take; then
-            # two may have found it abandoned, and the slower one removed the lock of the faster
-            sleep 0.5
-            [ "$(readlink starter)" = "$me" ] || { echo busy; exit 0; }
-        elif [ -L starter ]; then
-            echo busy
-            exit 0
-        else
-            echo "$why" >&2
-            exit 1
-        fi
+        take
+        taken=$?
+        rmdir judging
+        if [ $taken != 0 ] && [ -L starter ]; then echo busy; exit 0; fi
+        if [ $taken != 0 ]; then echo "$why" >&2; exit 1; fi
     fi
     old=$(cat key 2>/dev/null)
     case $(state) in
