@@ -816,7 +816,10 @@ def read_json(path: str) -> Json:
 
 
 def others_running() -> list[tuple[int, str]]:
-    """Processes of other benchmarks on this host, as (pid, words of its command)."""
+    """Processes of other benchmarks on this host, as (pid, words of its command).
+
+    In another container they are another host's: what they ask of our engine, its counters tell.
+    """
     mine = {os.getpid(), os.getppid()}
     found = []
     for path in glob.glob("/proc/[0-9]*/cmdline"):
@@ -826,9 +829,17 @@ def others_running() -> list[tuple[int, str]]:
                 words = stream.read().decode("utf-8", "replace").split("\0")
         except OSError:
             continue
-        if pid not in mine and is_benchmark(words):
+        if pid not in mine and is_benchmark(words) and is_of_this_host(pid):
             found.append((pid, name_of(words)))
     return found
+
+
+def is_of_this_host(pid: int) -> bool:
+    """Whether a process belongs to the same process namespace; one that cannot be asked may."""
+    try:
+        return os.readlink("/proc/%d/ns/pid" % pid) == os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return True
 
 
 def name_of(words: list[str]) -> str:

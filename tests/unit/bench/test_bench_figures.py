@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import copy
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -193,6 +197,28 @@ def test_new_lines_of_a_log_are_found_in_its_end() -> None:
 )
 def test_other_load_generators_are_known_by_their_command(words: list[str], rival: bool) -> None:
     assert bench.is_benchmark(words) is rival
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="makes a process namespace")
+def test_a_rival_is_one_on_this_host_and_not_in_another_container(tmp_path: Path) -> None:
+    (tmp_path / "bench.py").write_text("import time; print('up', flush=True); time.sleep(30)")
+    begin = [sys.executable, str(tmp_path / "bench.py")]
+    inside = ["unshare", "--pid", "--fork", "--kill-child", *begin]
+    processes = [subprocess.Popen(argv, stdout=subprocess.PIPE) for argv in (begin, inside)]
+    try:
+        for process in processes:
+            assert process.stdout is not None and process.stdout.readline() == b"up\n"
+        ours = {processes[0].pid, *children(processes[1].pid)}
+        assert [pid for pid, _ in bench.others_running() if pid in ours] == [processes[0].pid]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def children(pid: int) -> list[int]:
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(word) for word in text.split()]
 
 
 def test_a_rival_is_named_without_its_options() -> None:
