@@ -136,7 +136,7 @@ def download(url: str, part: str, name: str, size: Optional[int], report: Report
                     if have - before < SLOW_RATE * SLOW_SECONDS:
                         raise Slow("%s sends less than %d bytes a second" % (url, SLOW_RATE))
                     began, before = time.monotonic(), have
-        if end is not None and have < end:
+        if end is not None and have < end and (size is None or have <= size):
             raise OSError("%s broke off after %d of %d bytes" % (url, have, end))
     return resumed
 

@@ -27,9 +27,9 @@ DIGEST = hashlib.sha256(CONTENT).hexdigest()
 class Handler(http.server.BaseHTTPRequestHandler):
     """What each path stands for.
 
-    /whole, /wrong; /breaks ends the first answer after 1 MB, /drops every answer; /busy asks for a second's
-    patience once; /drips sends a few bytes at a time; /chunks breaks off within a chunk, once; /login is the
-    page of a network's portal; /never-a-header goes on and on before its answer; else 404.
+    /whole, /wrong, /longer; /breaks ends the first answer after 1 MB, /drops every answer; /busy asks for a
+    second's patience once; /drips sends a few bytes at a time; /chunks breaks off within a chunk, once;
+    /login is the page of a network's portal; /never-a-header goes on and on before its answer; else 404.
     """
 
     def log_message(self, format: str, *args: object) -> None:
@@ -50,7 +50,16 @@ class Handler(http.server.BaseHTTPRequestHandler):
                     self.wfile.write(b"x")
                     threading.Event().wait(0.1)
             return
-        if self.path not in ("/whole", "/breaks", "/wrong", "/drops", "/busy", "/drips", "/chunks"):
+        if self.path not in (
+            "/whole",
+            "/breaks",
+            "/wrong",
+            "/drops",
+            "/busy",
+            "/drips",
+            "/chunks",
+            "/longer",
+        ):
             self.send_error(404)
             return
         first = len(self.server.asked) == 1  # type: ignore[attr-defined]
@@ -67,7 +76,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.wfile.write(b"ffff\r\n" + CONTENT[:1000])
             self.close_connection = True
             return
-        content = CONTENT if self.path != "/wrong" else CONTENT[:-1] + b"x"
+        content = {"/wrong": CONTENT[:-1] + b"x", "/longer": CONTENT * 3}.get(self.path, CONTENT)
         start = int((self.headers.get("Range") or "bytes=0-")[6:-1])
         self.send_response(206 if start else 200)
         self.send_header("Content-Length", str(len(content) - start))
@@ -168,6 +177,16 @@ def test_an_address_that_hardly_sends_anything_makes_way_for_the_next(
     assert here(tmp_path, f"{server.url}/drips", f"{server.url}/whole")["from"].endswith("/whole")
     (first, second) = [range_ for _, range_ in server.asked]
     assert first is None and second is not None  # what it sent is not lost
+
+
+def test_what_is_longer_than_the_pin_is_refused_before_all_of_it_is_here(
+    server: Any, here: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(fetch_files.Problem) as problem:
+        here(tmp_path, f"{server.url}/longer")
+    assert problem.value.id == "hash_mismatch"
+    assert len(server.asked) == 1
+    assert (tmp_path / "w.whl.rejected").stat().st_size < len(CONTENT) * 1.2
 
 
 def test_what_an_earlier_pin_left_under_the_name_harms_no_good_server(server: Any, tmp_path: Path) -> None:
