@@ -30,6 +30,15 @@ from tasks.paths import RECIPES
 Flag = bool | int | float | str | list[str] | dict[str, Any]
 
 
+def without_password(url: str) -> str:
+    """The address itself. Raises ValueError when it carries a password, as a pydantic validator does."""
+    user, at, _ = url.split("://", 1)[-1].split("/")[0].partition("@")
+    # a registry's mirror may be a bare host; a folder of wheels may have an @ in its name
+    if at and ("://" in url or ":" in user):
+        raise ValueError("must not carry a password: it would show in process lists and logs")
+    return url
+
+
 def _on_one_line(values: dict[str, Any]) -> dict[str, Any]:
     # a unit's line, and that of a program of supervisord, ends where the value's does
     for name, value in values.items():
@@ -41,6 +50,7 @@ def _on_one_line(values: dict[str, Any]) -> dict[str, Any]:
 
 Flags = Annotated[dict[str, Flag], AfterValidator(_on_one_line)]
 Env = Annotated[dict[str, str], AfterValidator(_on_one_line)]
+Url = Annotated[str, AfterValidator(without_password)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Commit = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
@@ -136,7 +146,7 @@ class PinnedWheel(Part):
     file: str
     sha256: Sha256
     bytes: int | None = None
-    urls: list[str]
+    urls: list[Url]
 
     @property
     def lock_line(self) -> str:
@@ -158,7 +168,7 @@ class WheelRoute(Part):
     version: str
     python: str = Field(pattern=r"^3\.\d+$")
     lock: str
-    extra_index_urls: list[str] = []
+    extra_index_urls: list[Url] = []
     shims: list[Shim] = []
     imports: list[str] = []
     wheels: list[PinnedWheel] = []
@@ -182,7 +192,7 @@ class SourceRoute(Part):
 
     package: str = "vllm"
     version: str
-    repo: str
+    repo: Url
     commit: Commit
     tag: str | None = None
     tree: Commit | None = None

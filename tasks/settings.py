@@ -20,7 +20,7 @@ from pydantic import (
 )
 
 from tasks.mistakes import Mistakes, explain
-from tasks.recipe import Port, Route, SourceName
+from tasks.recipe import Port, Route, SourceName, without_password
 
 # A Unix socket path may hold 107 bytes (unix(7)); supervisor adds a suffix of its own while binding.
 LONGEST_ROOT = 80
@@ -187,10 +187,7 @@ class Settings(BaseModel):
     def _no_password(cls, value: Any) -> Any:
         urls = [value] if isinstance(value, str) else value or []
         for url in [*urls, *value.values()] if isinstance(value, dict) else urls:
-            user, at, _ = url.split("://", 1)[-1].split("/")[0].partition("@")
-            # a registry's mirror may be a bare host; a folder of wheels may have an @ in its name
-            if at and ("://" in url or ":" in user):
-                raise ValueError("must not carry a password: it would show in process lists and logs")
+            without_password(url)
         return value
 
     def misfits(self) -> list[tuple[str, str]]:

@@ -46,6 +46,13 @@ def test_a_wrong_type_names_the_key_and_the_value(tmp_path: Path) -> None:
     assert line.startswith("mine.toml: model.shards = 'three': ")
 
 
+def test_an_address_with_a_password_is_refused_and_not_shown_back(tmp_path: Path) -> None:
+    text = GOOD.replace("https://download.pytorch.org/", "https://me:hunter22@wheels.example/", 1)
+    (line,) = mistakes(tmp_path, text)
+    assert "must not carry a password" in line
+    assert "hunter22" not in line
+
+
 def test_a_default_route_without_its_section_is_refused(tmp_path: Path) -> None:
     (line,) = mistakes(tmp_path, GOOD.replace('default = "wheel"', 'default = "docker"'))
     assert "default = 'docker' has no [engine.docker] section" in line
