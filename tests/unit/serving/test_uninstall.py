@@ -18,7 +18,7 @@ from engine_bench import ONHOST, EngineBench
 from test_promotion import Bench
 
 from tasks import former
-from tasks.former import meant, remove_units
+from tasks.former import end_supervisord, meant, remove_units
 from tasks.jobs import Job, start_script
 from tasks.onhost.fetch_weights import WORK
 from tasks.receipts import Receipt
@@ -208,6 +208,23 @@ def test_units_of_lost_modes_and_former_instances_go_and_others_stay(host: Any, 
     assert meant(host) == ()
     Uninstall(host).act()
     assert (now.exists(), foreign.exists()) == (False, True)
+
+
+def test_a_supervisord_of_before_ends_and_nothing_starts_it_again(host: Any) -> None:
+    run, tools = host.root / "run", host.root / "tools" / "bin"
+    tools.mkdir(parents=True)
+    names = ("sv.py", "up.sh", "boot", "supervisord.conf", "programs/rackwright-eager.conf")
+    for name in (*names, "api-key"):
+        (run / name).write_text("x\n")
+    (tools / "python").write_text(f'#!/bin/sh\necho "$@" >>{host.root}/told\n')
+    (tools / "python").chmod(0o755)
+    assert host.run(end_supervisord(host)).ok
+    assert all((run / name).exists() for name in names), "it is what is meant"
+    host.supervisor = Systemd()
+    for _ in range(2):
+        assert host.run(end_supervisord(host)) == Result(0, "", "")
+    assert (host.root / "told").read_text() == f"{run}/sv.py {run} shutdown\n"
+    assert [path.name for path in run.rglob("*") if path.is_file()] == ["api-key"]
 
 
 def test_a_unit_that_cannot_be_removed_is_named(host: Any, tmp_path: Path) -> None:
