@@ -468,6 +468,8 @@ class ModelScope(Source):
 
     def _api(self) -> Any:
         token = hub_token(self.spec, "MODELSCOPE_API_TOKEN") or ""
+        # It would begin the file anew itself, where we go on with what was there before.
+        client_module("modelscope_hub._download").DOWNLOAD_SIZE_RETRY_TIMES = 1
         return client_module("modelscope_hub").HubApi(endpoint=self.spec.get("endpoint"), token=token)
 
     def _list(self) -> dict[str, Remote]:

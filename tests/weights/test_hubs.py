@@ -140,13 +140,13 @@ def test_a_file_that_is_longer_than_listed_is_not_taken(any_hub: Served, site: S
 
 
 @pytest.mark.parametrize("shape", ["huggingface", "modelscope"])
-@pytest.mark.parametrize("at", [0, 2_500_000])
+@pytest.mark.parametrize(("at", "pages"), [(0, 2), (2_500_000, 1), (2_500_000, 2)])
 def test_the_page_of_a_proxy_is_no_part_of_a_file_and_costs_nothing_of_what_is_there(
-    at: int, shape: str, content: dict[str, bytes], site: Site
+    at: int, pages: int, shape: str, content: dict[str, bytes], site: Site
 ) -> None:
     size = len(content[SHARD])
     with running(content, shape) as hub:
-        hub.faults[SHARD] = [Fault("drop", at=at), Fault("page", times=2)]
+        hub.faults[SHARD] = [Fault("drop", at=at), Fault("page", times=pages)]
         result = site.fetch(SOURCE[shape](hub), patience=60)
     assert result["ok"] and site.is_whole()
     assert result["rejected"] == []
