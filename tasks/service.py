@@ -356,7 +356,7 @@ def port_is_ours(plan: Plan, spec: LaunchSpec) -> None:
     seen = ", ".join(f"process {owner.pid} ({owner.argv or owner.name})" for owner in others)
     raise StepFailed(
         f"port {spec.port} is taken by {seen or who}\n"
-        "Fix: stop that process, or serve on another port: --data port=ANOTHER"
+        f"Fix: stop that process, or take another port: {SERVE_ANEW} --data port=ANOTHER"
     )
 
 

@@ -157,7 +157,7 @@ def explain(result: dict[str, Any]) -> tuple[str, str, list[str]]:
     why = str(result.get("why") or "it failed")
     known = recognise(log)
     ports = {
-        "port": "stop that process, or serve on another port: --data port=ANOTHER",
+        "port": "stop that process, or take another port: rackwright serve INVENTORY --data port=ANOTHER",
         "trial-port": "promote again: it takes another port for the trial",
     }
     if result.get("reason") in ports:

@@ -227,7 +227,8 @@ def stopped_rows(plan: Plan) -> list[tuple[str, str]]:
     if not service.settled:
         crashes = f" ({service.restarts})" if service.restarts else ""
         return [("service", f"{spec.name}: restarting after a crash{crashes}; it waits to be started again")]
-    return [("service", f"{spec.name}: {service.state}; start it with: rackwright start INVENTORY")]
+    start = SERVE_ANEW if differences(plan, spec) else "rackwright start INVENTORY"
+    return [("service", f"{spec.name}: {service.state}; start it with: {start}")]
 
 
 def promotion_rows(plan: Plan) -> list[tuple[str, str]]:
