@@ -77,20 +77,30 @@ start)
     # The lock goes first: a signal that meets dash in its EXIT trap can end the trap (seen with 0.5.12).
     answer() { release; rm -f "command.$tag" "input.$tag"; trap - EXIT; echo "$1"; }
     trap 'release; rm -f "$dir/command.$tag" "$dir/input.$tag"' EXIT
-    take() { why=$(ln -s "$me" starter 2>&1); }
+    take() { # it may be let go of between the try and the look at whose it is
+        for _ in 1 2 3 4 5; do
+            why=$(LC_ALL=C ln -s "$me" starter 2>&1) && return 0
+            [ ! -L starter ] || return 1
+        done
+        return 1
+    }
     if ! take; then
         # One at a time judges and removes: what was found abandoned may be another's by the time it is removed.
         [ -z "$(find judging -maxdepth 0 -mmin +2 2>/dev/null)" ] || rmdir judging 2>/dev/null
         if ! mkdir judging 2>/dev/null; then echo busy; exit 0; fi
-        # shellcheck disable=SC2046  # three words
-        if ! lives $(readlink starter) || [ -n "$(find starter -maxdepth 0 -mmin +2 2>/dev/null)" ]; then
-            rm -f starter
+        holder=$(readlink starter)
+        # shellcheck disable=SC2086  # three words
+        if [ -n "$holder" ] && { ! lives $holder || [ -n "$(find starter -maxdepth 0 -mmin +2 2>/dev/null)" ]; }; then
+            [ "$(readlink starter)" != "$holder" ] || rm -f starter
         fi
         take
         taken=$?
         rmdir judging
-        if [ $taken != 0 ] && [ -L starter ]; then echo busy; exit 0; fi
-        if [ $taken != 0 ]; then echo "$why" >&2; exit 1; fi
+        if [ $taken != 0 ]; then
+            case $why in *xists*) echo busy; exit 0 ;; esac
+            echo "$why" >&2
+            exit 1
+        fi
     fi
     old=$(cat key 2>/dev/null)
     case $(state) in
