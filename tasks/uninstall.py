@@ -115,6 +115,11 @@ class Uninstall:
         layout = self.plan.layout
         run, lib, folder = quote(layout.run), quote(layout.lib), f"{layout.run}/promotion"
         lock = quote(f"{folder}/lock")
+        # a promotion may end by itself when it reads that word, and whoever watches it reads this one
+        told = (
+            f"for d in {quote(layout.jobs)}/*/; do"
+            ' [ ! -d "$d" ] || [ -f "$d/rc" ] || echo uninstall >"$d/cancelled"; done'
+        )
         # a promotion and its guard would bring the safe mode back; one that just begins forgets that word
         abandon = f"[ ! -d {quote(folder)} ] || : >{quote(folder)}/abandoned"
         cancel = (
@@ -123,7 +128,7 @@ class Uninstall:
         )
         return (
             # runs of other controllers see it, and end
-            f"[ ! -d {run} ] || : >{run}/uninstalling; {abandon}; {cancel}; {abandon};"
+            f"[ ! -d {run} ] || : >{run}/uninstalling; {told}; {abandon}; {cancel}; {abandon};"
             f" [ ! -e {lock} ] || flock --timeout {self._patience} {lock} true"
             " || { echo a promotion is still bringing the safe mode back >&2; exit 1; }"
         )
