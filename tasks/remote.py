@@ -145,11 +145,14 @@ def tar_base64(files: Mapping[str, tuple[bytes, int]]) -> str:
 
 
 def write_file(path: str, content: str | bytes, mode: str = "644") -> str:
-    """A line of sh that puts a small file in place atomically. Not for secrets: it shows in argv."""
+    """A line of sh that puts a small file in place atomically. Not for secrets: it shows in argv.
+
+    Two controllers may do so at once: each has a name of its own for the unfinished file.
+    """
     raw = content.encode() if isinstance(content, str) else content
     encoded = base64.b64encode(raw).decode()
     quoted = _quote(path)
-    new = _quote(path + ".new")
+    new = _quote(path + ".new") + ".$$"
     return (
         f"mkdir -p {_quote(path.rsplit('/', 1)[0])} && printf %s {_quote(encoded)} | base64 -d > {new}"
         f" && chmod {mode} {new} && mv -f {new} {quoted}"
