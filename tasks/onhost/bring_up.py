@@ -317,6 +317,8 @@ def _await_token(service: Service, timeline: Timeline, say: Any, check: Any) -> 
         if answer["ready"]:
             again = service.state()
             if again["running"] and again["identity"] == seen:
+                reading = startup_log.read(service.log())  # it went on while the token was waited for
+                timeline.enter(reading)
                 return again, reading
         silent = reading.phase == "ready" and state["running"] and answer["stage"] == "closed"
         # a rival that is still stopping may hold the port for a moment, so strangers must stay to count

@@ -91,13 +91,31 @@ def test_optimized_earns_its_place_and_its_second_start_is_faster_than_its_first
     assert "optimized" in eager.rackwright("status").output
 
 
+def recipe_with_method(folder: Path, method: str) -> Path:
+    """The rehearsal's recipe with another way of speculative decoding."""
+    text = RECIPE.read_text("utf-8").replace("manifests/", f"{RECIPE.parent}/manifests/")
+    text = text.replace("locks/", f"{RECIPE.parent}/locks/")
+    recipe = folder / "rehearsal-cpu.toml"
+    recipe.write_text(text.replace('method = "ngram"', f'method = "{method}"'))
+    return recipe
+
+
+def test_a_method_that_is_known_not_to_fit_is_refused_before_anything_is_stopped(
+    eager: Rehearsal, tmp_path: Path
+) -> None:
+    before = serving_mode(eager)
+    recipe = recipe_with_method(tmp_path, "mtp")
+    output = eager.rackwright("promote", "-y", "--data", f"recipe={recipe}", rc=1).output
+    assert "this checkpoint has no weights for mtp" in output
+    assert serving_mode(eager) == before
+    assert complete(eager.url)
+
+
 def test_a_method_that_the_checkpoint_cannot_do_is_recognised_and_eager_is_back(
     eager: Rehearsal, tmp_path: Path
 ) -> None:
-    text = RECIPE.read_text("utf-8").replace("manifests/", f"{RECIPE.parent}/manifests/")
-    text = text.replace("locks/", f"{RECIPE.parent}/locks/").replace('method = "ngram"', 'method = "mtp"')
-    recipe = tmp_path / "rehearsal-cpu.toml"
-    recipe.write_text(text)
+    # the engine's older name of mtp, of which preflight knows nothing
+    recipe = recipe_with_method(tmp_path, "deepseek_mtp")
     output = eager.rackwright("promote", "-y", "--data", f"recipe={recipe}", rc=1).output
     found = evidence("promote")["promotion"]
     assert found["verdict"] == "rolled-back"

@@ -41,7 +41,7 @@ def served(hosts_can_run: None, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 def test_a_dry_run_measures_nothing(served: tuple[Machine, Site]) -> None:
     _, site = served
-    assert "bench: 1 cases, 2 runs each" in site.run("bench", "--dry")
+    assert "bench: 1 case, 2 runs each" in site.run("bench", "--dry")
     assert not list((site.folder / "reports").rglob("bench*"))
 
 
