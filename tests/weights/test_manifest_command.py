@@ -142,7 +142,7 @@ def test_a_manifest_that_the_recipe_has_is_compared_with_what_the_hubs_say_now(
     for server in (hub, scope):
         server.files["config.json"] = b'{"architectures": ["Other"]}\n'
     done = command(rc=1)
-    assert "differ in 1 files" in done.stdout and "config.json" in done.stdout
+    assert "differ in 1 file" in done.stdout and "config.json" in done.stdout
     command("--write")
     command()
 
@@ -168,7 +168,7 @@ def test_a_copy_of_a_host_is_compared_with_what_a_hub_publishes(
     digests = digests_of(site.origin)
     host.write_text("".join(f"{d if p != SHARD else 'b' * 64}  {p}\n" for p, d in sorted(digests.items())))
     done = command("modelscope", str(host), rc=1)
-    assert "differ in 1 files" in done.stdout and SHARD in done.stdout and "b" * 64 in done.stdout
+    assert "differ in 1 file" in done.stdout and SHARD in done.stdout and "b" * 64 in done.stdout
 
 
 def test_a_hub_that_does_not_answer_is_said_so_with_its_cure_and_ends_with_1(

@@ -35,6 +35,9 @@ from tasks.jobs import (
 from tasks.remote import LostHost, Remote, Result
 from tasks.steps import is_left
 
+# real processes, and time that they are given
+pytestmark = pytest.mark.slow
+
 tags = count(1)
 JOB_SH = str(Path(__file__).parents[3] / "tasks" / "onhost" / "job.sh")
 

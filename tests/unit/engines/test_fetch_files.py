@@ -19,6 +19,9 @@ import pytest
 from tasks.onhost import fetch_files
 from tasks.onhost.measure_mirrors import choose
 
+# real processes, and time that they are given
+pytestmark = pytest.mark.slow
+
 ONHOST = Path(__file__).parents[3] / "tasks" / "onhost"
 CONTENT = b"pip-26.0.tar.gz" + bytes(range(256)) * 12_000
 DIGEST = hashlib.sha256(CONTENT).hexdigest()

@@ -13,6 +13,9 @@ import pytest
 
 from tasks.onhost import fetch_weights as fw
 
+# real processes, and time that they are given
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
