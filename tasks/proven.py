@@ -31,13 +31,19 @@ def proof_of(plan: Plan, mode: str) -> dict[str, Any] | None:
     return proof if proof and proof.get("spec") == plan.spec(mode).digest else None
 
 
-def proven_otherwise(plan: Plan, spec: LaunchSpec) -> bool:
-    """The service is installed with other flags than it would have now, and with those it was proven."""
+def proven_as_installed(plan: Plan, spec: LaunchSpec) -> str | None:
+    """The beginning of the digest that a service is installed with, if its mode was proven with that."""
     receipt, now = plan.receipt(STEP), installed_of(plan, spec.name)
     if receipt is None or now is None or not now.spec:
-        return False
+        return None
     proof = str(((receipt.detail.get("modes") or {}).get(spec.mode) or {}).get("spec") or "")
-    return proof.startswith(now.spec) and not spec.digest.startswith(now.spec)
+    return now.spec if proof.startswith(now.spec) else None
+
+
+def proven_otherwise(plan: Plan, spec: LaunchSpec) -> bool:
+    """The service is installed with other flags than it would have now, and with those it was proven."""
+    proven = proven_as_installed(plan, spec)
+    return proven is not None and not spec.digest.startswith(proven)
 
 
 def boot_mode(plan: Plan, otherwise: str) -> str:

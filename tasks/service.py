@@ -17,8 +17,7 @@ from tasks.launch import JIT, LaunchSpec
 from tasks.needs import needs_of
 from tasks.paths import ONHOST
 from tasks.plan import Plan, Stop
-from tasks.proven import STEP as PROVEN
-from tasks.proven import boot_mode, proven_mode
+from tasks.proven import boot_mode, proven_as_installed, proven_mode
 from tasks.receipts import Receipt
 from tasks.recipe import SAFE_MODE
 from tasks.remote import quote, write_file
@@ -239,13 +238,10 @@ def fall_back(plan: Plan, spec: LaunchSpec, failed: StepFailed) -> StepFailed:
 
 def what_serves(plan: Plan) -> LaunchSpec | None:
     """The service that runs, as it is installed (not as the inventory has it now), if that was proven."""
-    proven = plan.receipt(PROVEN)
-    proofs = proven.detail.get("modes") or {} if proven else {}
     for mode in plan.recipe.serve.modes:
         spec = plan.spec(mode)
         now = installed_of(plan, spec.name) or Installed()
-        proof = str((proofs.get(mode) or {}).get("spec") or "")
-        if plan.services[spec.name].running and now.spec and proof.startswith(now.spec):
+        if plan.services[spec.name].running and proven_as_installed(plan, spec):
             return replace(
                 spec,
                 bind=now.bind or spec.bind,

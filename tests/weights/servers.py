@@ -332,3 +332,17 @@ class Wire:
         for end in (source, sink):
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
+
+
+class Portal(BaseHTTPRequestHandler):
+    """A proxy that answers every request with a page of its own."""
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        page = b"<html>Please log in</html>"
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(page)))
+        self.end_headers()
+        self.wfile.write(page)

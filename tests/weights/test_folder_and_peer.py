@@ -15,7 +15,7 @@ import threading
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from tasks.onhost import serve_weights
 from tasks.onhost import weight_sources as ws
 from tests.weights.conftest import Site
 from tests.weights.making import digests_of
-from tests.weights.servers import Wire
+from tests.weights.servers import Portal, Wire
 
 SHARD = "model-00002-of-00004.safetensors"
 TOKEN = "peer-token-of-one-run-0123456789abcdef"
@@ -202,20 +202,6 @@ def test_another_server_at_the_address_is_not_believed(site: Site, tmp_path: Pat
         result = site.fetch({**real, "url": false["url"]}, patience=0)
     assert not result["ok"]
     assert "CERTIFICATE_VERIFY_FAILED" in json.dumps(result)
-
-
-class Portal(BaseHTTPRequestHandler):
-    """Answers everything with a page of its own."""
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
-    def do_GET(self) -> None:
-        page = b"<html>Please log in</html>"
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(page)))
-        self.end_headers()
-        self.wfile.write(page)
 
 
 def test_an_answer_that_is_not_the_file_costs_nothing_of_what_is_there(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ moto_server = pytest.importorskip("moto.server", reason="moto is not installed h
 
 from tasks.onhost import weight_sources as ws  # noqa: E402
 from tests.weights.conftest import Site  # noqa: E402
-from tests.weights.servers import Wire  # noqa: E402
+from tests.weights.servers import Portal, Wire  # noqa: E402
 
 SHARD = "model-00002-of-00004.safetensors"
 KEYS = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "secret-of-the-test"}
@@ -252,20 +252,6 @@ def test_an_object_that_is_replaced_while_it_is_fetched_is_not_joined_with_its_s
     assert (site.dest / SHARD).read_bytes() == changing.objects[SHARD]
     assert all(known for _, known in changing.asked)
     assert changing.asked[-1][0] is None
-
-
-class Portal(BaseHTTPRequestHandler):
-    """A proxy that answers every request with a page of its own."""
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
-    def do_GET(self) -> None:
-        page = b"<html>Please log in</html>"
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(page)))
-        self.end_headers()
-        self.wfile.write(page)
 
 
 def test_the_page_of_a_proxy_costs_nothing_of_what_is_there(

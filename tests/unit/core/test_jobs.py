@@ -182,6 +182,15 @@ def test_a_controller_that_is_refused_changes_nothing_of_the_job_that_runs(job: 
     assert left == {"command", "input"}
 
 
+def one_of_them_starts(job: OnHost, work: str, controllers: int) -> None:
+    """Controllers that begin at once start one job."""
+    argvs = [job.argv("k1", work) for _ in range(controllers)]
+    racing = [subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) for argv in argvs]
+    answers = [process.communicate(timeout=30)[0].strip() for process in racing]
+    assert answers.count("started") == 1
+    assert set(answers) <= {"started", "attached", "busy"}
+
+
 def test_two_controllers_that_find_a_killed_start_begin_one_job(job: OnHost, tmp_path: Path) -> None:
     killed = subprocess.Popen(["sleep", "30"])
     job.folder.mkdir()
@@ -189,11 +198,8 @@ def test_two_controllers_that_find_a_killed_start_begin_one_job(job: OnHost, tmp
     killed.kill()
     killed.wait()
     work = f"echo x >> {tmp_path}/count; exec sleep 20"
-    racing = [subprocess.Popen(job.argv("k1", work), stdout=subprocess.PIPE, text=True) for _ in range(6)]
-    answers = [process.communicate(timeout=30)[0].strip() for process in racing]
     try:
-        assert answers.count("started") == 1
-        assert set(answers) <= {"started", "attached", "busy"}
+        one_of_them_starts(job, work, 6)
         assert job.start("k1", work) in ("started", "attached")
         job.wait(lambda state: (tmp_path / "count").exists())
         assert (tmp_path / "count").read_text() == "x\n"
@@ -233,12 +239,8 @@ def test_the_same_key_attaches_and_another_is_refused_while_it_runs(job: OnHost)
 
 
 def test_many_starts_at_once_make_one_job(job: OnHost, tmp_path: Path) -> None:
-    work = f"echo x >> {tmp_path}/count; exec sleep 20"
-    racing = [subprocess.Popen(job.argv("k1", work), stdout=subprocess.PIPE, text=True) for _ in range(8)]
-    answers = [process.communicate(timeout=30)[0].strip() for process in racing]
     try:
-        assert answers.count("started") == 1
-        assert set(answers) <= {"started", "attached", "busy"}
+        one_of_them_starts(job, f"echo x >> {tmp_path}/count; exec sleep 20", 8)
         job.wait(lambda state: (tmp_path / "count").exists())
         assert (tmp_path / "count").read_text() == "x\n"
     finally:
